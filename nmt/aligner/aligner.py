@@ -31,11 +31,10 @@ PADDING = np.iinfo(np.int64).max  # code of a pair of words
 
 
 class Aligner:
-    """The parameters of both directions, and how the words of the training text were found."""
+    """The parameters of both directions, and whether it links punctuation marks (`tokenize`)."""
 
     def __init__(self, source: Vocabulary, target: Vocabulary) -> None:
         self.tokenize = False
-        self.segmenter: str | None = None  # of scripts without spaces; None if the text has none
         self.lexicon = Lexicon(source, target)
         self.null_target = np.full(len(target.counts[-1]) + 1, 1.0)  # NULL links of each target word; last: unknown
         self.null_source = np.full(len(source.counts[-1]) + 1, 1.0)

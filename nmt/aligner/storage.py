@@ -26,23 +26,11 @@ def is_aligner(path: str) -> bool:
     return Path(path, ALIGNER_FILE).is_file()
 
 
-def check_save_folder(path: str) -> None:
-    """Raise a `UserError` if `save=` names a file, or a folder with anything but an aligner, such as a run."""
-    folder = Path(path)
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"save={path} is a file; give a folder")
-    others = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
-    others = [name for name in others if name != ALIGNER_FILE and not name.startswith(f".{ALIGNER_FILE}.")]
-    if others:
-        raise UserError(f"save={path} has other files ({', '.join(others[:3])}); give a folder for the aligner alone")
-
-
 def save_aligner(aligner: Aligner, file: BinaryIO) -> None:
     """Write the content of `aligner.npz`. It has the words of the training text, and no sentence."""
     lexicon = aligner.lexicon
     arrays: dict[str, np.ndarray] = {name: getattr(aligner, name) for name in ARRAYS}
-    texts: dict[str, Any] = {"format": FORMAT, "prefix_lengths": PREFIX_LENGTHS}
-    texts |= {"tokenize": aligner.tokenize, "segmenter": aligner.segmenter}
+    texts: dict[str, Any] = {"format": FORMAT, "prefix_lengths": PREFIX_LENGTHS, "tokenize": aligner.tokenize}
     for side, vocabulary in (("source", lexicon.source), ("target", lexicon.target)):
         texts[f"{side}_prefixes"] = [list(ids) for ids in vocabulary.prefix_ids]
         for level, counts in enumerate(vocabulary.counts):
@@ -73,7 +61,7 @@ def load_aligner(folder: Path) -> Aligner:
             if (texts["format"], tuple(texts["prefix_lengths"])) != (FORMAT, PREFIX_LENGTHS):
                 raise UserError(f"{path} was written by another version of nmt; train the aligner again")
             aligner = Aligner(*(read_vocabulary(texts[f"{side}_prefixes"], arrays, side) for side in SIDES))
-            aligner.tokenize, aligner.segmenter = texts["tokenize"], texts["segmenter"]
+            aligner.tokenize = texts["tokenize"]
             tables = [(arrays[f"codes_{level}"], arrays[f"links_{level}"]) for level in range(len(PREFIX_LENGTHS))]
             aligner.lexicon.set_tables([LinkTable(codes, links.astype(np.float64)) for codes, links in tables])
             for name in ARRAYS:

@@ -320,11 +320,7 @@ class AlignRun(ComputeSettings):
     target: str | None = setting(None, "file of their translations; null: the corpus of data.*")
     output: str = setting("-", "file; .jsonl: all weights; any other name: links; -: standard output")
     save: str | None = setting(None, "without checkpoint: folder for the trained aligner, to use as checkpoint")
-    lexicon: str | None = setting(
-        None, "aligner: output file of pairs of words with their expected number of links (tsv)"
-    )
     tokenize: bool = setting(False, "aligner: link words and punctuation marks, also where no space separates them")
-    weights: bool = setting(False, "also write the weight of each link, as in 0-1:0.93")
     gold: str | None = setting(None, "file of gold links: i-j sure, ipj or i?j possible; null: those of the corpus")
     gold_base: int = setting(0, "index of the first word of a sentence in the gold file: 0 | 1")
     links: LinksConfig = field(default_factory=LinksConfig)
@@ -349,8 +345,6 @@ class AlignRun(ComputeSettings):
             )
         if self.gold_base not in (0, 1):
             raise UserError(f"gold_base={self.gold_base} is not one of 0, 1")
-        if self.weights and self.reverse_checkpoint:
-            raise UserError("weights=true is for the links of one model; remove weights=true")
         if self.symmetrize is not None:
             check_choice("symmetrize", self.symmetrize, ("intersection", "union", "grow_diag_final_and"))
             if not self.reverse_checkpoint:

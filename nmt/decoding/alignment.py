@@ -111,25 +111,18 @@ def restore_unknown_words(text: str, words: list[str]) -> list[str]:
 
 
 # ----------------------------------------------------------------------------------------------------------- formats
-def format_weighted_links(record: Record, links: list[Link]) -> str:
-    """Return links between the words of a pair, each with its weight: `0-0:0.98 1-2:0.71`."""
-    weights_TS = record.word_weights()
-    return " ".join(f"{s}-{t}:{weights_TS[t, s]:.4g}" for s, t in sorted(links)) if weights_TS is not None else ""
-
-
 AlignmentFormat = Callable[[Record, list[Link]], str]
 ALIGNMENT_FORMATS: dict[str, AlignmentFormat] = {
     "pharaoh": lambda record, links: format_pharaoh(links),
-    "weighted": format_weighted_links,
     ".jsonl": lambda record, links: record.to_json(),
 }
 
 
-def choose_alignment_format(path: str, with_weights: bool = False) -> AlignmentFormat:
+def choose_alignment_format(path: str) -> AlignmentFormat:
     """Return the function that gives a pair's line of the file: for `.jsonl` a record, else links, in Pharaoh format.
 
-    A suffix of compression, `.gz` or `.zst`, is ignored. Links have their weights with `with_weights`.
+    A suffix of compression, `.gz` or `.zst`, is ignored.
     """
     name = Path(path)
     suffix = Path(name.stem).suffix if name.suffix in COMPRESSION_BY_SUFFIX else name.suffix
-    return ALIGNMENT_FORMATS.get(suffix, ALIGNMENT_FORMATS["weighted" if with_weights else "pharaoh"])
+    return ALIGNMENT_FORMATS.get(suffix, ALIGNMENT_FORMATS["pharaoh"])

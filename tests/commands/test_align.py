@@ -1,9 +1,7 @@
 """Tests of nmt.align on real files, mostly in this process, which is faster than in a new one."""
 
-import gzip
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -120,33 +118,13 @@ def test_align_pairs_and_score_against_gold_links(folder: Path, pairs: list[Pair
     for pair, pair_links in zip(pairs, links, strict=True):
         assert all(s < len(pair.german.split()) and t < len(pair.english.split()) for s, t in pair_links)
         counts.add(pair_links, GoldLinks.from_pairs(pair.sure, pair.possible))
-    assert list(scores) == ["precision", "recall", "aer", "oracle_aer"]
-    assert scores == pytest.approx({**counts.scores(), "oracle_aer": 0}, abs=1e-4)
+    assert list(scores) == ["precision", "recall", "aer"]
+    assert scores == pytest.approx(counts.scores(), abs=1e-4)
     assert 0.1 < scores["aer"] < 0.95
 
     piped = run_in_new_process("align", MODEL, *FILES, "gold=gold1", "gold_base=1", folder=folder)
     assert piped.returncode == 0, piped.stderr.decode()
     assert piped.stdout == (folder / "links.pharaoh").read_bytes() and read_scores(piped.stderr.decode()) == scores
-
-
-def test_align_compressed_files(folder: Path, align: Align) -> None:
-    for name in ("test.de", "gold0"):
-        (folder / f"{name}.gz").write_bytes(gzip.compress((folder / name).read_bytes()))
-    compressed = ("source=test.de.gz", "target=test.en", "gold=gold0.gz")
-    assert align(MODEL, *compressed) == align(MODEL, *FILES, "gold=gold0")
-
-
-def test_align_stops_quietly_when_reader_closes_pipe(folder: Path) -> None:
-    for side in ("de", "en"):
-        (folder / f"many.{side}").write_text("Der Hund .\n" * 5_000, encoding="utf-8")
-    command = [sys.executable, "-m", "nmt.align", MODEL, "source=many.de", "target=many.en"]
-    # bufsize=0: a buffer of Python 3.14 takes 128 KiB from the pipe, which may be all that there is
-    with subprocess.Popen(command, bufsize=0, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stderr is not None
-        process.stdout.readline()
-        process.stdout.close()
-        assert process.stderr.read() == b""
-    assert process.returncode == 1
 
 
 def test_align_corpus_of_run(align: Align, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +134,6 @@ def test_align_corpus_of_run(align: Align, folder: Path, monkeypatch: pytest.Mon
     assert align(MODEL) == (links, "")  # the test split of the run's corpus, which has no gold links
     assert read_scores(align(MODEL, "gold=gold0")[1]) == read_scores(align(MODEL, *FILES, "gold=gold0")[1])
     scores = read_scores(align("checkpoint=runs/toy", "data.split=valid", "output=links")[0])  # has gold links
-    assert scores["oracle_aer"] == 0
     model, tokenizer, run, *_ = load_model(str(folder / "runs" / "toy"))
     prepare_model(model, "fp32", torch.device("cpu"))
     metrics = evaluate_loss(model, tokenizer, load_pairs(run.data, "valid"), torch.device("cpu"))
@@ -187,8 +164,7 @@ def test_symmetrization_of_two_directions(align: Align) -> None:
     reverse = read_links(align("checkpoint=runs/back", "source=test.en", "target=test.de")[0])
     backward = [{(s, t) for t, s in links} for links in reverse]
     expected = [grow_diag_final_and(*links) for links in zip(forward, backward, strict=True)]
-    output, scores = align(MODEL, BACK, *FILES, "gold=gold0")
-    assert read_links(output) == expected and read_scores(scores)["oracle_aer"] == 0
+    assert read_links(align(MODEL, BACK, *FILES)[0]) == expected
     intersection = [a & b for a, b in zip(forward, backward, strict=True)]
     assert read_links(align(MODEL, BACK, *FILES, "symmetrize=intersection")[0]) == intersection != expected
 

@@ -2,21 +2,13 @@
 
 import gzip
 import json
-import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 from builders import run_error, run_nmt, run_ok
 
 from nmt.data.toy.corpus import generate
 from nmt.data.word_links import format_pharaoh
-
-CHINESE = [
-    ("狗在睡觉。", "The dog is sleeping."),
-    ("猫在睡觉。", "The cat is sleeping."),
-    ("狗看见猫。", "The dog sees the cat."),
-]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +25,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "target=train.en",
         "output=train links.pharaoh",
         "gold=train.gold",
-        "lexicon=lexicon.tsv",
         "save=my aligner",
         folder=folder,
     )
@@ -49,10 +40,6 @@ def test_one_command_trains_aligns_and_measures(folder: Path) -> None:
     scores = dict(line.split() for line in read_lines(folder / "printed"))
     assert scores.keys() == {"precision", "recall", "aer"} and float(scores["aer"]) < 0.15
     assert len(read_lines(folder / "train links.pharaoh")) == 800
-    lexicon = [line.split("\t") for line in read_lines(folder / "lexicon.tsv")]
-    assert lexicon == sorted(lexicon, key=lambda row: -float(row[2])) and ["hund", "dog"] in [
-        row[:2] for row in lexicon
-    ]
 
 
 def test_saved_aligner_aligns_new_text(folder: Path) -> None:
@@ -107,7 +94,7 @@ def test_words_and_marks_of_raw_text_with_their_places(tmp_path: Path) -> None:
     for side, suffix in enumerate(("src", "tgt")):
         (tmp_path / f"raw.{suffix}").write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
     files = ("source=raw.src", "target=raw.tgt", "tokenize=true")
-    run_ok("align", *files, "output=a.jsonl", "save=saved", folder=tmp_path)
+    run_ok("align", *files, "output=a.jsonl", folder=tmp_path)
     records = [json.loads(line) for line in read_lines(tmp_path / "a.jsonl")]
     for pair, record in zip(pairs, records, strict=True):
         for side, line in zip(("source", "target"), pair, strict=True):
@@ -119,12 +106,6 @@ def test_words_and_marks_of_raw_text_with_their_places(tmp_path: Path) -> None:
     assert records[3]["source_words"][-2:] == ["。", "”"]
     assert records[4]["source_words"] == ["我", "喜欢", "苹果", "。"]
     assert records[4]["target_words"][:3] == ["(", "大學", ")"]
-    lines = run_ok("align", *files, "checkpoint=saved", "weights=true", folder=tmp_path).split("\n")[:-1]
-    assert len(lines) == 6 and lines[-1] == ""
-    for line, record in zip(lines, records, strict=True):
-        for item in line.split():
-            s, t, weight = re.fullmatch(r"(\d+)-(\d+):(\S+)", item).groups()  # type: ignore[union-attr]
-            assert float(weight) == pytest.approx(record["weights"][int(t)][int(s)], rel=1e-2) and float(weight) >= 0.5
 
 
 @pytest.mark.parametrize("tokenize", ["false", "true"])
@@ -154,26 +135,6 @@ def test_gold_changes_nothing_but_what_is_printed(tokenize: str, tmp_path: Path)
     assert float(scores["recall"]) == pytest.approx(both / sure, abs=1e-4)
 
 
-def test_saved_aligner_needs_the_same_words(folder: Path, tmp_path: Path) -> None:
-    for name, side in (("zh", 0), ("en", 1)):
-        (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in CHINESE), encoding="utf-8")
-    chinese = ("source=zh", "target=en", "output=links")
-    run_ok("align", *chinese, "save=saved", "tokenize=true", folder=tmp_path)
-    assert "tokenize=true, not tokenize=false; set tokenize=true" in run_error(
-        "align", *chinese, "checkpoint=saved", folder=tmp_path
-    )
-    path = tmp_path / "saved" / "aligner.npz"
-    with np.load(path) as loaded:
-        arrays = dict(loaded)
-    texts = json.loads(arrays["texts"].tobytes())
-    texts["segmenter"] = other = "icu-1.0" if texts["segmenter"] == "characters" else "characters"
-    np.savez_compressed(path, **(arrays | {"texts": np.frombuffer(json.dumps(texts).encode(), np.uint8)}))
-    error = run_error("align", *chinese, "checkpoint=saved", "tokenize=true", folder=tmp_path)
-    assert f"trained on words of the segmenter {other}" in error and "train an aligner again" in error
-    # A text without such words needs no segmenter.
-    run_ok("align", "source=en", "target=en", "output=links", "checkpoint=saved", "tokenize=true", folder=tmp_path)
-
-
 def test_very_long_pair_has_no_links_and_a_warning(folder: Path) -> None:
     (folder / "long").write_text("Hund\n" + "ein " * 1_500 + "\n", encoding="utf-8")
     files = ("checkpoint=my aligner", "source=long", "target=long", "output=long.pharaoh")
@@ -182,34 +143,13 @@ def test_very_long_pair_has_no_links_and_a_warning(folder: Path) -> None:
     assert "1 line of more than 1,000,000 pairs of words without links (first: 2)" in done.stderr.decode()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("save=test.de",), "save=test.de is a file; give a folder"),
-        (("save=run",), "save=run has other files (config.yaml); give a folder for the aligner alone"),
-        (("save=test.de/x",), "test.de"),
-        (("lexicon=no/such/x",), "no/such/x cannot be written: No such file or directory"),
-    ],
-)
-def test_places_of_files_are_checked_before_training(arguments: tuple[str, ...], message: str, folder: Path) -> None:
-    (folder / "run").mkdir(exist_ok=True)
-    (folder / "run" / "config.yaml").write_text("name: run\n")
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    files = ("source=train.de", "target=train.en", "output=refused")
-    given = {argument.split("=")[0] for argument in arguments}
-    kept = [argument for argument in files if argument.split("=")[0] not in given]
-    error = run_error("align", *kept, *arguments, folder=folder)
-    assert message in error
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-
-
 def test_saved_aligner_is_replaced(tmp_path: Path) -> None:
     for text in ("eins\n", "zwei\n"):
         (tmp_path / "a").write_text(text)
         run_ok("align", "source=a", "target=a", "output=links", "save=deep/saved", folder=tmp_path)
         assert [path.name for path in (tmp_path / "deep" / "saved").iterdir()] == ["aligner.npz"]
-    run_ok("align", "checkpoint=deep/saved", "source=a", "target=a", "lexicon=words", "output=links", folder=tmp_path)
-    assert (tmp_path / "words").read_text().startswith("zwei\tzwei\t")
+    run_ok("align", "checkpoint=deep/saved", "source=a", "target=a", "output=links", folder=tmp_path)
+    assert (tmp_path / "links").read_text() == "0-0\n"
 
 
 @pytest.mark.parametrize(
@@ -220,14 +160,12 @@ def test_saved_aligner_is_replaced(tmp_path: Path) -> None:
         (("source=test.de", "target=none"), "target=none is not a file"),
         (("source=test.de", "target=test.en", "gold=train.gold"), "train.gold has 800 lines for 50 pairs"),
         (("source=test.de", "target=test.en", "symmetrize=union"), "symmetrize=union needs two models"),
-        (
-            ("source=test.de", "target=test.en", "device=cpu"),
-            "device=cpu is for models with attention, not for an aligner",
-        ),
+        (("source=test.de", "target=test.en", "reverse_checkpoint=x"), "reverse_checkpoint= is for models with"),
+        (("source=train.de", "target=train.en", "save=test.de/x"), "test.de"),
         (("checkpoint=my aligner",), "checkpoint=my aligner is an aligner; give the files source= and target="),
         (
-            ("checkpoint=my aligner", "source=test.de", "target=test.en", "save=x"),
-            "save=x is for a newly trained aligner",
+            ("checkpoint=my aligner", "source=test.de", "target=test.en", "tokenize=true"),
+            "tokenize=false, not tokenize=true; set tokenize=false",
         ),
     ],
 )
