@@ -9,7 +9,6 @@ python -m nmt.translate --help
 import nmt.system.startup  # noqa: F401  # isort: skip  before anything that imports torch
 import itertools
 import json
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -62,16 +61,14 @@ def format_links(line: str, options: list[Translation], command: TranslateRun) -
 
 
 OUTPUT_FORMATS = {"text": format_text, "jsonl": format_jsonl, "links": format_links}
-HTML_NAME = re.compile(r"\.(x?html?|xht)(\.gz|\.zst)?$", re.IGNORECASE)
 
 
-def zip_with_file(lines: Iterable[str], command: TranslateRun, key: str) -> Iterator[tuple[str, str]]:
+def zip_with_file(lines: Iterable[str], key: str, path: str | None) -> Iterator[tuple[str, str]]:
     """Pair each input line with the same line of the file `target=` or `prefix=`, or with "" if that is not set.
 
     Raises:
         UserError: the file has fewer or more lines than the input.
     """
-    path = getattr(command, key)
     if path is None:
         yield from ((line, "") for line in lines)
         return
@@ -89,7 +86,6 @@ def translate_lines(command: TranslateRun, translator: Translator, source: TextI
     A regular file appears only once it is complete.
     """
     keep_weights = command.alignments is not None or command.format != "text"
-    progress = command.output != STDOUT_PATH
     format_line = OUTPUT_FORMATS[command.format]
     with ExitStack() as stack:
         text_file = stack.enter_context(open_output(rank0_path(command.output)))
@@ -97,9 +93,9 @@ def translate_lines(command: TranslateRun, translator: Translator, source: TextI
             links_file = stack.enter_context(open_output(rank0_path(command.alignments)))
             format_record = choose_alignment_format(command.alignments)
         first_line = 1
-        for pairs in read_chunks(zip_with_file(source, command, "prefix"), source.has_more):
+        for pairs in read_chunks(zip_with_file(source, "prefix", command.prefix), source.has_more):
             lines, prefixes = zip(*pairs, strict=True)
-            results = translator.translate(lines, keep_weights, first_line, progress, prefixes)
+            results = translator.translate(lines, keep_weights, first_line, command.output != STDOUT_PATH, prefixes)
             best = [options[0] for options in results]
             check_scores(best, first_line)
             warn_if_truncated(best, command.search, first_line)
@@ -114,37 +110,34 @@ def translate_lines(command: TranslateRun, translator: Translator, source: TextI
             first_line += len(lines)
 
 
-def translate_document(command: TranslateRun, translator: Translator) -> None:
-    """Write the translation of a whole HTML document."""
-    with open_output(rank0_path(command.output)) as file:
-        document = "".join(f"{line}\n" for line in TextInput(command.input))
-        write_utf8(file, translate_html(translator, document, progress=command.output != STDOUT_PATH))
-
-
-def score_pairs(command: TranslateRun, translator: Translator, source: TextInput) -> None:
-    """Write the log-probability of each sentence pair, a line for each."""
+def score_lines(command: TranslateRun, translator: Translator, source: TextInput) -> None:
+    """Write the log-probability of each line of `target=`, given the same line of the input."""
     first_line = 1
     with open_output(rank0_path(command.output)) as file:
-        for pairs in read_chunks(zip_with_file(source, command, "target"), source.has_more):
-            sources, targets = zip(*pairs, strict=True)
-            scored = translator.score(sources, targets, progress=command.output != STDOUT_PATH)
+        for pairs in read_chunks(zip_with_file(source, "target", command.target), source.has_more):
+            lines, targets = zip(*pairs, strict=True)
+            scored = translator.score(lines, targets, progress=command.output != STDOUT_PATH)
             check_scores(scored, first_line)
-            with held_signals():
-                write_utf8(file, "".join(f"{translation.score:.6f}\n" for translation in scored))
-            first_line += len(scored)
+            write_utf8(file, "".join(f"{translation.score:.6f}\n" for translation in scored))
+            first_line += len(lines)
+
+
+def check_inputs(inputs: dict[str, str | None]) -> None:
+    """Raise a `UserError` if a file cannot be read, or several processes would share a stream."""
+    check_readable(inputs)
+    for key, path in inputs.items():
+        if path and world_size() > 1 and not is_regular_file(path):
+            stream = "standard input" if path == STDIN_PATH else f"{key}={path}"
+            raise UserError(f"{world_size()} processes cannot share {stream}; use {key}=FILE")
 
 
 @main("translate")
 def translate(command: TranslateRun) -> None:
     log_to_stderr()
     resolve_standard_streams(command, ("input", "target", "prefix"), ("output", "alignments"))
-    inputs = {"input": command.input, "target": command.target, "prefix": command.prefix}
     with process_group(command.device) as device:
-        local_rank0_first(lambda: check_readable(inputs))
-        for key, path in inputs.items():
-            if path and world_size() > 1 and not is_regular_file(path):
-                stream = "standard input" if path == STDIN_PATH else f"{key}={path}"
-                raise UserError(f"{world_size()} processes cannot share {stream}; use {key}=FILE")
+        inputs = {"input": command.input, "target": command.target, "prefix": command.prefix}
+        local_rank0_first(lambda: check_inputs(inputs))
         translator = local_rank0_first(
             lambda: open_translator(command.checkpoint, device, command.precision, command.average, command.search)
         )
@@ -154,12 +147,12 @@ def translate(command: TranslateRun) -> None:
         if command.input == STDIN_PATH and sys.stdin.isatty():
             log.info("reading from the terminal: each line is translated as it ends; Ctrl-D ends the input")
         source = TextInput(command.input)
-        if command.format == "text" and HTML_NAME.search(command.input):
-            log.warning(f"the tags of {command.input} are translated like its text; use format=html for a document")
-        if command.mode == "score":
-            score_pairs(command, translator, source)
+        if command.target is not None:
+            score_lines(command, translator, source)
         elif command.format == "html":
-            translate_document(command, translator)
+            with open_output(rank0_path(command.output)) as file:
+                document = "".join(f"{line}\n" for line in source)
+                write_utf8(file, translate_html(translator, document, progress=command.output != STDOUT_PATH))
         else:
             translate_lines(command, translator, source)
 

@@ -249,9 +249,8 @@ class TranslateRun(ComputeSettings, ModelSettings):
 
     input: str = setting("-", "input file; -: standard input")
     output: str = setting("-", "output file; -: standard output")
-    target: str | None = setting(None, "mode=score: file of translations to score; -: standard input")
+    target: str | None = setting(None, "file of translations of the input to score instead; -: standard input")
     prefix: str | None = setting(None, "file with the first words of each translation; -: standard input")
-    mode: str = setting("translate", "translate | score")
     format: str = setting(
         "text", "text | jsonl | links (text, and below it the source word of each target word) | html (a document)"
     )
@@ -265,28 +264,11 @@ class TranslateRun(ComputeSettings, ModelSettings):
         ComputeSettings.__post_init__(self)
         ModelSettings.__post_init__(self)
         self.checkpoint = [*map(str, self.checkpoint)] if isinstance(self.checkpoint, list) else [str(self.checkpoint)]
-        check_choice("mode", self.mode, ("translate", "score"))
         check_choice("format", self.format, ("text", "jsonl", "links", "html"))
-        if self.mode == "score" and not self.target:
-            raise UserError(
-                "mode=score needs two files with the same number of lines; use input=SOURCES target=TRANSLATIONS"
-            )
-        if self.mode == "score" and (self.format != "text" or self.alignments):
-            raise UserError("mode=score writes one number per line; format= and alignments= are for mode=translate")
-        if self.format == "html" and (self.alignments or self.prefix):
-            key = "alignments" if self.alignments else "prefix"
-            raise UserError(f"{key}={getattr(self, key)} is for lines of text, but format=html; remove {key}")
-        if self.format == "html" and self.search.n_best > 1:
-            raise UserError(
-                f"search.n_best={self.search.n_best} is for lines of text: format=html writes one document; remove "
-                "search.n_best"
-            )
-        if self.links != LinksConfig() and self.format in ("text", "html") and not self.alignments:
-            raise UserError("links.* applies to links only; set alignments=FILE, format=links or format=jsonl as well")
-        if self.mode == "score" and self.prefix:
-            raise UserError(f"prefix={self.prefix} is for mode=translate only")
-        if self.mode == "translate" and self.target:
-            raise UserError(f"target={self.target} is for mode=score only")
+        if self.target and (self.format != "text" or self.alignments or self.prefix):
+            raise UserError(f"target={self.target} gives scores of lines; remove format=, alignments= and prefix=")
+        if self.format == "html" and (self.alignments or self.prefix or self.search.n_best > 1):
+            raise UserError("format=html writes one document; remove alignments=, prefix= and search.n_best=")
 
 
 @dataclass

@@ -146,7 +146,7 @@ def test_translate_output_formats_and_alignment_files(home: Path) -> None:
     (home / "s.txt").write_text("Die Frau liest ein Buch .\n" * 3, encoding="utf-8")
     (home / "t.txt").write_text("".join(translation["text"] + "\n" for translation in best), encoding="utf-8")
     files = ("input=s.txt", "target=t.txt")
-    scores = run_ok("translate", "checkpoint=runs/mine", "mode=score", *files, "precision=fp32", folder=home).split()
+    scores = run_ok("translate", "checkpoint=runs/mine", *files, "precision=fp32", folder=home).split()
     assert len(scores) == 3 and all(float(score) < 0 for score in scores)
 
 
@@ -174,10 +174,6 @@ def test_search_options(home: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            ("links.threshold=0.2",),
-            "links.* applies to links only; set alignments=FILE, format=links or format=jsonl",
-        ),
         (("checkpoint=runs/blind", "alignments=none.jsonl"), "alignments=none.jsonl needs a model with attention"),
         (("checkpoint=runs/blind", "format=links"), "format=links needs a model with attention"),
         (("prefix=short",), "prefix=short and the input have different numbers of lines: only one"),

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from builders import TINY_SETTINGS, run_error, run_nmt, run_ok
+from builders import TINY_SETTINGS, run_error, run_ok
 from servers import DIRECTION, ask, post, running
 
 import nmt
@@ -86,11 +86,9 @@ def test_long_blocks_and_samples_keep_their_tags(home: Path, caplog: pytest.LogC
 
 
 INVALID = [
-    (("search.n_best=2",), b"", "search.n_best=2 is for lines of text: format=html writes one document; remove"),
-    (("alignments=x",), b"", "alignments=x is for lines of text, but format=html; remove alignments"),
-    (("prefix=x",), b"", "prefix=x is for lines of text, but format=html; remove prefix"),
-    (("links.threshold=0.2",), b"", "links.* applies to links only"),
-    (("mode=score", "target=x"), b"", "mode=score writes one number per line"),
+    (("search.n_best=2",), b"", "format=html writes one document; remove alignments=, prefix= and search.n_best="),
+    (("alignments=x",), b"", "format=html writes one document; remove alignments="),
+    (("target=x",), b"", "target=x gives scores of lines; remove format="),
     (("checkpoint=runs/sightless",), b"", "format=html needs a model with attention"),
 ]
 
@@ -115,12 +113,6 @@ def test_python_rejects_what_is_not_text_and_models_without_attention(blind: Pat
             nmt.load(blind / "runs" / "mine").translate_html(document)  # type: ignore[arg-type]
     with pytest.raises(nmt.UserError, match="a model without attention cannot translate HTML"):
         nmt.load(blind / "runs" / "sightless").translate_html("<p>x</p>")
-
-
-def test_name_of_a_file_does_not_choose_the_format_but_gives_a_hint(home: Path) -> None:
-    (home / "small.htm").write_text("<p>Der Hund</p>\n")
-    process = run_nmt("translate", *SETTINGS, "input=small.htm", folder=home)
-    assert process.returncode == 0 and b"the tags of small.htm are translated like its text" in process.stderr
 
 
 # ------------------------------------------------------------------------------------------------------------- server

@@ -244,7 +244,7 @@ def test_translate_answers_each_line_over_pipes(format: str, pipes: Path) -> Non
 
 def test_scoring_reads_terminal_and_answers_each_line(pipes: Path) -> None:
     (pipes / "targets").write_bytes(b"The dog .\n" * 2)
-    settings = ("checkpoint=runs/mine", "mode=score", "input=-", "target=targets", "precision=fp32")
+    settings = ("checkpoint=runs/mine", "input=-", "target=targets", "precision=fp32")
     terminal, child_end = pty.openpty()
     with start_command(pipes, Path(os.ttyname(child_end)), pipes / "stdout", "translate", *settings) as process:
         stdout = os.open(pipes / "stdout", os.O_RDONLY)

@@ -229,7 +229,7 @@ def test_translate_does_not_depend_on_number_of_ranks(home: Path, corpus: Path, 
         "text": ("search.beam=1", "search.max_source=12", "alignments=links.pharaoh"),
         "jsonl": ("format=jsonl", "search.n_best=3", "alignments=links.jsonl"),
         "samples": ("search.sample=true", "search.n_best=3"),
-        "score": ("mode=score", "target=in"),
+        "score": ("target=in",),
     }
     for case, arguments in cases.items():
         alignments = [argument.partition("=")[2] for argument in arguments if argument.startswith("alignments=")]
