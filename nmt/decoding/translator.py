@@ -8,7 +8,6 @@ separately and joined.
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -16,17 +15,17 @@ import torch
 from tqdm import tqdm
 
 from nmt.config import EOS, SearchConfig
-from nmt.data.batch import make_batch, round_down_to_shape
+from nmt.data.batch import make_batch
 from nmt.data.tokenizer import LanguageTokenizer, Tokenizer
 from nmt.data.words import split_words
 from nmt.decoding.alignment import EOS_PIECE, Record
+from nmt.decoding.batches import default_batch_tokens, run_in_batches
 from nmt.decoding.beams import Hypothesis
 from nmt.decoding.preparation import PreparedLine, Preparer
 from nmt.decoding.search import score_targets, search_translations
 from nmt.decoding.step import SearchModel
 from nmt.decoding.translation import Translation, combine_parts, drop_duplicate_texts
 from nmt.errors import UserError
-from nmt.model.out_of_memory import halve_until_it_fits
 from nmt.system.distributed import all_gather, rank, shard
 from nmt.system.logging import log
 from nmt.system.messages import format_first_lines, pluralize
@@ -301,43 +300,21 @@ class Translator:
     ) -> list[R]:
         """Return the results of rows with the given lengths, for which `run(rows, size)` yields pairs (row, result).
 
-        The rows of a call have similar lengths and are sorted by decreasing length. There are up to
-        `batches_per_call * size` of them, to be processed `size` at a time. If memory is too small, sizes are halved
-        from there on. The processes of a job share the rows, and all of them get all results.
+        The processes of a job share the rows, and all of them get all results.
         """
-        remaining = list(shard(sort_longest_first(range(len(lengths)), lengths)))
-        max_size = len(remaining)
         results: dict[int, R] = {}
-        with tqdm(total=len(remaining), unit=" lines", disable=None if progress and not rank() else True) as bar:
+        tokens = self.config.batch_tokens or default_batch_tokens(self.device)
+        width_key = "n_best" if self.config.sample else "beam"
+        remedy = f"; lower search.{width_key}={width}" if width > 1 else ""
+        share = len(shard(range(len(lengths))))
+        with tqdm(total=share, unit=" lines", disable=None if progress and not rank() else True) as bar:
 
-            def process(rows: list[int], size: int) -> list[int]:
-                rows = rows[: batches_per_call * size]
+            def collect(rows: list[int], size: int) -> None:
                 for row, result in run(rows, size):
                     results[row] = result
                     bar.update(len(results) - bar.n)  # after an error, rows are processed again
-                return rows
 
-            while remaining:
-                longest = lengths[remaining[0]]
-                full_size = choose_batch_size(longest, width, self.config, self.device)
-                size = min(full_size, max_size, len(remaining))
-                # Leave out much shorter lines, which can be processed in larger batches.
-                rows = [
-                    row
-                    for row in remaining[: batches_per_call * size]
-                    if choose_batch_size(lengths[row], width, self.config, self.device) < 2 * full_size
-                ]
-                width_key = "n_best" if self.config.sample else "beam"
-                remedy = f"; lower search.{width_key}={width}" if width > 1 else ""
-                error = UserError(f"out of memory for one line of {longest + 1:,} pieces{remedy}", any_rank=True)
-                processed, fitting_size = halve_until_it_fits(partial(process, rows), size, error)
-                if fitting_size < size:
-                    log.warning(
-                        f"out of memory for {size:,} lines at a time; continuing with {fitting_size:,}",
-                        extra={"any_rank": True},
-                    )
-                    max_size = fitting_size
-                remaining = remaining[len(processed) :]
+            run_in_batches(collect, lengths, tokens, width, batches_per_call, remedy)
         for part in all_gather(results):
             results.update(part)
         return [results[row] for row in range(len(lengths))]
@@ -398,23 +375,3 @@ def warn_of_long_sources(model: SearchModel, lengths: Sequence[int] | np.ndarray
             f"{count:,} of {len(lengths):,} {what} have more than {limit} source pieces; with "
             "model.attention.score=location later pieces get no attention"
         )
-
-
-def default_batch_tokens(device: torch.device) -> int:
-    """Return the default of `search.batch_tokens`. A GPU needs larger batches to hide kernel launches."""
-    return 64_000 if device.type == "cuda" else 8_000
-
-
-def sort_longest_first(rows: Iterable[int], lengths: Sequence[int]) -> list[int]:
-    """Return rows sorted by decreasing length, `lengths[row]`."""
-    return sorted(rows, key=lambda row: -lengths[row])
-
-
-def choose_batch_size(longest: int, width: int, config: SearchConfig, device: torch.device) -> int:
-    """Return the number of sentences in a batch, at least 1.
-
-    It is as many as `search.batch_tokens` allows, where each sentence counts as the longest one, `</s>` included, times
-    `width` hypotheses.
-    """
-    tokens = config.batch_tokens or default_batch_tokens(device)
-    return round_down_to_shape(max(1, tokens // ((longest + 1) * width)))

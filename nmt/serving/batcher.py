@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from starlette.exceptions import HTTPException
 
+from nmt.decoding.batches import default_batch_tokens
 from nmt.decoding.translation import Translation, check_scores
-from nmt.decoding.translator import Translator, default_batch_tokens
+from nmt.decoding.translator import Translator
 from nmt.system.logging import log
 
 MAX_WAITING = 1_000  # jobs

@@ -5,29 +5,27 @@ Shapes: B sentences, S source and T target positions.
 
 import math
 import time
-from collections.abc import Iterator
 from copy import deepcopy
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 
 from nmt.config import EOS, PAD, SearchConfig
-from nmt.data.batch import Batch, make_batch
+from nmt.data.batch import make_batch
 from nmt.data.corpus import get_gold_links, iter_column
 from nmt.data.tokenizer import Tokenizer
 from nmt.decoding.alignment import extract_links
-from nmt.decoding.translator import Translator, choose_batch_size, default_batch_tokens, sort_longest_first
-from nmt.errors import UserError
+from nmt.decoding.batches import default_batch_tokens, run_in_batches
+from nmt.decoding.translator import Translator
 from nmt.evaluation.metrics import LinkCounts, bleu, format_perplexity, sentence_chrf
 from nmt.evaluation.report import build_pair
-from nmt.model.loss import Loss
-from nmt.model.out_of_memory import halve_until_it_fits, run_unless_out_of_memory
+from nmt.model.out_of_memory import run_unless_out_of_memory
 from nmt.model.seq2seq import Seq2Seq
 from nmt.runs.history import METRICS_FILE, SAMPLES_FILE
-from nmt.system.distributed import all_gather, shard
+from nmt.system.distributed import all_gather
 from nmt.system.logging import log
 from nmt.system.messages import format_first_lines, pluralize
 from nmt.training.meter import write_event
@@ -35,15 +33,6 @@ from nmt.training.state import TrainState
 
 SAMPLES = 4  # validation pairs whose translations are written down at each validation
 MAX_VALIDATION_PIECES = 1_000  # of the longer side: a longer pair of damaged lines might take all memory and hours
-
-
-class ForcedBatch(NamedTuple):
-    """The result of forced decoding for some pairs."""
-
-    batch: Batch
-    loss: Loss
-    weights_BTS: torch.Tensor | None  # attention weights, None without attention
-    entropy: float  # of the weights, summed over target tokens, in nats; 0 without attention
 
 
 def validate(state: TrainState) -> dict[str, Any]:
@@ -106,16 +95,35 @@ def evaluate_loss(model: Seq2Seq, tokenizer: Tokenizer, pairs: pa.Table, device:
     source_lines, target_lines = list(iter_column(pairs, "source")), list(iter_column(pairs, "target"))
     sources, targets = tokenizer.source.encode(source_lines), tokenizer.target.encode(target_lines)
     gold_links, link_counts = get_gold_links(pairs), LinkCounts()
+    lengths = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
+    kept = [row for row, length in enumerate(lengths) if length <= MAX_VALIDATION_PIECES]
+    if too_long := [row + 1 for row, length in enumerate(lengths) if length > MAX_VALIDATION_PIECES]:
+        log.warning(
+            f"{pluralize(len(too_long), 'pair')} of more than {MAX_VALIDATION_PIECES:,} pieces "
+            f"({format_first_lines(too_long)}): not counted in loss, accuracy, entropy and AER, but counted in BLEU"
+        )
     totals = np.zeros(4)  # nats, correct, tokens, entropy
-    for rows, (batch, loss, weights_BTS, batch_entropy) in iter_forced_batches(model, sources, targets, device):
-        totals += [loss.nats.item(), loss.correct.item(), int(batch.target_length_B.sum()), batch_entropy]
-        if gold_links is None or weights_BTS is None:
-            continue
-        for row, weights_TS in zip(rows, weights_BTS.cpu().numpy(), strict=True):
+
+    def add_batch(places: list[int], _: int) -> None:
+        rows = [kept[place] for place in places]
+        batch = make_batch([sources[row] for row in rows], [targets[row] for row in rows]).to(device)
+        loss, weights_BTS = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT)
+        batch_entropy, weights = 0.0, None
+        if weights_BTS is not None:
+            batch_entropy = compute_entropy(weights_BTS)[batch.target_BT[:, 1:] != PAD].sum().item()
+            weights = weights_BTS.cpu().numpy()
+        # Only here, since memory may run out before.
+        totals[:] += [loss.nats.item(), loss.correct.item(), int(batch.target_length_B.sum()), batch_entropy]
+        if gold_links is None or weights is None:
+            return
+        for row, weights_TS in zip(rows, weights, strict=True):
             source = tokenizer.source.word_indices(source_lines[row], [*sources[row], EOS])
             target = tokenizer.target.word_indices(target_lines[row], [*targets[row], EOS])
             links = extract_links(weights_TS[: len(target), : len(source)], source, target)
             link_counts.add(links, gold_links[row])
+
+    # Half the default batch size, because the decoder takes the target side as well.
+    run_in_batches(add_batch, [lengths[row] for row in kept], default_batch_tokens(device) // 2)
     parts = all_gather((totals, link_counts))
     nats, correct, tokens, entropy = np.sum([part for part, _ in parts], axis=0).tolist()
     loss_per_token = accuracy = math.nan
@@ -128,47 +136,6 @@ def evaluate_loss(model: Seq2Seq, tokenizer: Tokenizer, pairs: pa.Table, device:
         "aer": sum((counts for _, counts in parts), LinkCounts()).scores()["aer"],
         "entropy": entropy / tokens if tokens and model.attends else None,
     }
-
-
-def iter_forced_batches(
-    model: Seq2Seq, sources: list[list[int]], targets: list[list[int]], device: torch.device
-) -> Iterator[tuple[list[int], ForcedBatch]]:
-    """Yield this rank's rows in batches, with their results of forced decoding."""
-    lengths = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
-    order = sort_longest_first(range(len(lengths)), lengths)
-    if too_long := sorted(row + 1 for row in order if lengths[row] > MAX_VALIDATION_PIECES):
-        count = pluralize(len(too_long), "pair")
-        log.warning(
-            f"{count} of more than {MAX_VALIDATION_PIECES:,} pieces ({format_first_lines(too_long)}): "
-            "not counted in loss, accuracy, entropy and AER, but counted in BLEU"
-        )
-        order = order[len(too_long) :]
-    # Half the default batch size, because the decoder takes the target side as well.
-    config = SearchConfig(batch_tokens=default_batch_tokens(device) // 2)
-    batches = []
-    while order:
-        size = choose_batch_size(lengths[order[0]], 1, config, device)
-        batches.append(order[:size])
-        order = order[size:]
-
-    def decode_first(rows: list[int], size: int) -> ForcedBatch:
-        rows = rows[:size]
-        batch = make_batch([sources[row] for row in rows], [targets[row] for row in rows]).to(device)
-        loss, weights_BTS = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT)
-        if weights_BTS is None:
-            return ForcedBatch(batch, loss, None, 0.0)
-        entropy = compute_entropy(weights_BTS)[batch.target_BT[:, 1:] != PAD].sum().item()
-        return ForcedBatch(batch, loss, weights_BTS, entropy)
-
-    for rows in shard(batches):
-        size = len(rows)
-        while rows:
-            error = UserError(
-                f"out of memory for a pair of {lengths[rows[0]] + 1:,} pieces in validation", any_rank=True
-            )
-            result, size = halve_until_it_fits(partial(decode_first, rows), min(size, len(rows)), error)
-            yield rows[:size], result
-            rows = rows[size:]
 
 
 def compute_entropy(weights_BTS: torch.Tensor) -> torch.Tensor:

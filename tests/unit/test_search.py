@@ -21,9 +21,9 @@ from torch import Tensor
 
 from nmt.config import BOS, EOS, PAD, SearchConfig
 from nmt.decoding import search as search_module
+from nmt.decoding.batches import choose_batch_size
 from nmt.decoding.beams import ActiveBatch, Hypothesis
 from nmt.decoding.search import Literals, score_targets
-from nmt.decoding.translator import choose_batch_size
 from nmt.model import logits
 from nmt.model.ensemble import Ensemble
 from nmt.model.logits import log_probabilities, top_continuations
@@ -386,22 +386,19 @@ def test_unfinished_translations_stop_at_length_limit(ratio: float, beam: int) -
 
 
 @pytest.mark.parametrize(
-    ("source_length", "beam", "settings", "expected"),
+    ("source_length", "beam", "tokens", "expected"),
     [
-        (9, 1, {}, 800),
-        (9, 5, {}, 160),
-        (10, 5, {}, 144),  # 145 would fit, but is no multiple of SHAPE_MULTIPLE
-        (9, 1, {"batch_tokens": 159}, 8),
-        (9, 1, {"batch_tokens": 80}, 8),  # `</s>` counts
-        (9, 1, {"batch_tokens": 79}, 7),
-        (9, 2, {"batch_tokens": 79}, 3),
-        (99, 5, {"batch_tokens": 10}, 1),
+        (9, 1, 8_000, 800),
+        (9, 5, 8_000, 160),
+        (10, 5, 8_000, 144),  # 145 would fit, but is no multiple of SHAPE_MULTIPLE
+        (9, 1, 80, 8),  # `</s>` counts
+        (9, 1, 79, 7),
+        (9, 2, 79, 3),
+        (99, 5, 10, 1),
     ],
 )
-def test_batch_size_is_largest_allowed_by_limits(
-    source_length: int, beam: int, settings: dict[str, Any], expected: int
-) -> None:
-    assert choose_batch_size(source_length, beam, SearchConfig(**settings), torch.device("cpu")) == expected
+def test_batch_size_is_largest_allowed_by_limits(source_length: int, beam: int, tokens: int, expected: int) -> None:
+    assert choose_batch_size(source_length, beam, tokens) == expected
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.5}, {"top_k": 3}, {"top_k": 5, "temperature": 2.0}])

@@ -417,7 +417,7 @@ def test_validation_scores_match_forced_decoding(corpus: Path, tmp_path: Path, m
     assert correct > tokens / 20
     translator = Translator(model, state.data.corpus.tokenizer, SearchConfig(), CPU)
     loss = -sum(translation.score for translation in translator.score(source, target)) / tokens
-    monkeypatch.setattr("nmt.training.validation.choose_batch_size", lambda *args: 5)
+    monkeypatch.setattr("nmt.decoding.batches.choose_batch_size", lambda *args: 5)
     scores = evaluate_loss(model, state.data.corpus.tokenizer, state.data.valid, CPU)
     assert (scores["loss"], scores["ppl"]) == pytest.approx((loss, math.exp(loss)), rel=1e-5)
     assert scores["accuracy"] == pytest.approx(correct / tokens)
