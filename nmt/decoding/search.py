@@ -28,9 +28,8 @@ from nmt.decoding.beams import (
     finalize_hypotheses,
     init_beams,
 )
-from nmt.decoding.step import SearchModel, StepOutput, advance
+from nmt.decoding.step import SearchModel, StepOutput, advance, log_probabilities
 from nmt.model.kernels.cuda_graphs import GraphedModel
-from nmt.model.logits import log_probabilities
 from nmt.model.numerics import accumulation_dtype
 from nmt.model.parts import resize_last, select_rows
 

@@ -8,7 +8,7 @@ those that would be returned, so a beam of 1 is greedy search, and stopping earl
 On a GPU a step is a CUDA graph, so nothing in it may wait for the GPU.
 
 Shapes: B sentences, K hypotheses of each, C continuations of a hypothesis, N = B x K rows (sentence-major), S source
-and T target positions, V vocabulary, P prefix positions, M literal pieces.
+and T target positions, V vocabulary, G blocks of the vocabulary, P prefix positions, M literal pieces.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -16,10 +16,12 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from nmt.config import EOS, PAD, SearchConfig
+from nmt.config import BOS, EOS, PAD, SearchConfig
 from nmt.decoding.beams import Beams, SearchInputs, apply_penalties
-from nmt.model.logits import log_probabilities, top_continuations
+from nmt.model.numerics import accumulation_dtype
 from nmt.model.parts import select_rows
+
+TOKENS_PER_BLOCK = 64  # `top_continuations` first compares the maxima of blocks of this many tokens
 
 
 class SearchModel(Protocol):
@@ -46,6 +48,13 @@ class StepOutput(NamedTuple):
     num_done: Tensor  # number of sentences that are done
     parent_BK: Tensor | None  # the hypotheses that were continued; None if each slot continues its own
     weights_BKS: Tensor | None  # the attention weights of the hypotheses before this step, if they are kept
+
+
+def log_probabilities(logits_NV: Tensor) -> Tensor:
+    """Return logp_NV of the next tokens, at least fp32. `<s>` and padding get -inf, so they are never chosen."""
+    logp_NV = torch.log_softmax(logits_NV, 1, dtype=accumulation_dtype(logits_NV.dtype))
+    logp_NV[:, PAD : BOS + 1 : BOS - PAD].fill_(float("-inf"))  # both columns with one strided slice
+    return logp_NV
 
 
 def filter_logits(logp_BKV: Tensor, beams: Beams, inputs: SearchInputs) -> Tensor:
@@ -98,6 +107,26 @@ def update_coverage(beams: Beams, weights_BKS: Tensor) -> Beams:
     coverage_BKS = beams.coverage_BKS + weights_BKS * ~beams.finished_BK.unsqueeze(2)
     log_coverage_BK = coverage_BKS.clamp(max=1).log().clamp(min=-20).sum(2)
     return beams._replace(coverage_BKS=coverage_BKS, log_coverage_BK=log_coverage_BK)
+
+
+def top_continuations(x_BKV: Tensor, k: int) -> Tensor:
+    """Return the indices of the k largest values of each row, in descending order of value.
+
+    They are in the k blocks with the largest maxima, or in the remainder after the last whole block. Searching only
+    those takes half the time of `topk` or less.
+    """
+    size = x_BKV.shape[2]
+    blocks = size // TOKENS_PER_BLOCK
+    if blocks < k:
+        return x_BKV.topk(k).indices
+    largest_BKG = x_BKV[..., : blocks * TOKENS_PER_BLOCK].unflatten(2, (blocks, TOKENS_PER_BLOCK)).amax(3)
+    first_BKC = largest_BKG.topk(k).indices * TOKENS_PER_BLOCK
+    index_BKV = (first_BKC.unsqueeze(3) + torch.arange(TOKENS_PER_BLOCK, device=x_BKV.device)).flatten(2)
+    if size % TOKENS_PER_BLOCK:
+        start = size - size % TOKENS_PER_BLOCK
+        rest_BKV = torch.arange(start, size, device=x_BKV.device).expand(*x_BKV.shape[:2], -1)
+        index_BKV = torch.cat([index_BKV, rest_BKV], 2)
+    return index_BKV.gather(2, x_BKV.gather(2, index_BKV).topk(k).indices)
 
 
 def expand_hypotheses(logp_BKV: Tensor, beams: Beams) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,6 @@ import math
 import torch
 from torch import Tensor, nn
 
-MASK_BIAS = -1e30  # added to the scores of hidden positions; finite, to avoid NaN if all positions are hidden
 CACHE_NUMEL = 2**19  # number of fp32 elements that fit into the private caches of a CPU core
 
 

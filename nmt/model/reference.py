@@ -8,12 +8,12 @@ Shapes: B sentences, N rows, T steps, I input size, O output size, D state size,
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nmt.model.loss import Loss
 from nmt.model.numerics import accumulation_dtype
 
 LinearFn = Callable[..., Tensor]  # (x, addend=None) -> x W^T + b (+ addend)
@@ -140,6 +140,14 @@ def additive_score(query_RHQA: Tensor, keys_RHWA: Tensor, v_HA: Tensor, extra_RH
 
 
 # -------------------------------------------------------------------------------------------------------------- loss
+class Loss(NamedTuple):
+    """Sums over target tokens, `</s>` included. To average over batches, add them up and divide once."""
+
+    smoothed: Tensor  # cross-entropy with label smoothing and R-Drop
+    nats: Tensor  # negative log-likelihood, without smoothing
+    correct: Tensor  # number of tokens with the highest logit of the vocabulary, ties included (common in bf16)
+
+
 def cross_entropy(
     x_RD: Tensor,
     weight_VD: Tensor,

@@ -19,7 +19,7 @@ from nmt.model.encoder import RecurrentEncoder
 from nmt.model.kernels import KERNELS
 from nmt.model.kernels.linear import Linear
 from nmt.model.kernels.recurrence import RNN
-from nmt.model.loss import Loss
+from nmt.model.reference import Loss
 from nmt.model.transformer import TransformerDecoder, TransformerEncoder
 from nmt.system.memory import is_out_of_memory
 

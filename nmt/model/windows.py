@@ -13,9 +13,11 @@ from torch.nn import functional as F
 
 from nmt.config.model import AttentionConfig
 from nmt.model.kernels import Kernels
-from nmt.model.numerics import MASK_BIAS, accumulation_dtype, init_uniform_, tanh
+from nmt.model.numerics import accumulation_dtype, init_uniform_, tanh
 from nmt.model.parts import resize_last
 from nmt.model.reference import LinearFn
+
+MASK_BIAS = -1e30  # added to the scores of hidden positions; finite, to avoid NaN if all positions are hidden
 
 
 class Memory(NamedTuple):

@@ -6,19 +6,18 @@ Shapes: B sentences, T target and S source positions.
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from nmt.config import PAD, TrainConfig, TrainRun
 from nmt.data.batch import Batch
 from nmt.model.kernels.cuda_graphs import GraphedCallable
-from nmt.model.loss import Loss, coverage_loss, guidance_loss
+from nmt.model.reference import Loss
 from nmt.model.seq2seq import Seq2Seq
 
-Gradients = list[torch.Tensor | None]  # one per parameter, None where a parameter has no gradient
+Gradients = list[Tensor | None]  # one per parameter, None where a parameter has no gradient
 
 
-def backward(
-    run: TrainRun, model: Seq2Seq, batch: Batch, update_2: torch.Tensor, factor: torch.Tensor
-) -> tuple[Loss, Gradients]:
+def backward(run: TrainRun, model: Seq2Seq, batch: Batch, update_2: Tensor, factor: Tensor) -> tuple[Loss, Gradients]:
     """Return the loss of a micro-batch, and `factor` times its gradient for each parameter.
 
     `update_2` holds the number of target tokens of the whole update, and the fraction of training that is done.
@@ -32,9 +31,7 @@ def backward(
     return loss, gradients
 
 
-def compute_loss(
-    run: TrainRun, model: Seq2Seq, batch: Batch, update_2: torch.Tensor, factor: torch.Tensor
-) -> tuple[torch.Tensor, Loss]:
+def compute_loss(run: TrainRun, model: Seq2Seq, batch: Batch, update_2: Tensor, factor: Tensor) -> tuple[Tensor, Loss]:
     """Return `factor` times the training objective, a mean over the update's target tokens, and the sums for the log.
 
     With `train.r_drop` the loss is the mean of two passes with different dropout.
@@ -53,10 +50,10 @@ def compute_loss(
 def add_attention_losses(
     config: TrainConfig,
     batch: Batch,
-    total: torch.Tensor,
-    weights_BTS: torch.Tensor | None,
-    fraction_done: torch.Tensor,
-) -> torch.Tensor:
+    total: Tensor,
+    weights_BTS: Tensor | None,
+    fraction_done: Tensor,
+) -> Tensor:
     """Add the losses of `train.coverage_loss` and `train.guided_alignment` to `total`.
 
     The weight of guided alignment grows with the fraction of training that is done, because full weight from the start
@@ -71,6 +68,23 @@ def add_attention_losses(
     return total
 
 
+def coverage_loss(weights_BTS: Tensor, inside_BT: Tensor) -> Tensor:
+    """Return sum_t sum_s min(a_ts, c_ts), c_t = sum_{t' < t} a_t', over the target tokens that are `inside`.
+
+    Penalizes attention to positions that were attended to before (See et al. 2017, eq. 12).
+    """
+    previous_BTS = weights_BTS.cumsum(1) - weights_BTS
+    return (torch.minimum(weights_BTS, previous_BTS).sum(2) * inside_BT).sum()
+
+
+def guidance_loss(weights_BTS: Tensor, alignment_BTS: Tensor) -> Tensor:
+    """Return - sum_ts g_ts log a_ts, the cross-entropy of attention weights a given gold alignment weights g.
+
+    One of the two losses of Chen et al. 2016 (arXiv:1607.01628), summed. A weight of exactly 0 gets no gradient.
+    """
+    return -(alignment_BTS * weights_BTS.clamp(min=torch.finfo(weights_BTS.dtype).tiny).log()).sum()
+
+
 class GraphedBackward:
     """`backward` as CUDA graphs, for batches of few shapes.
 
@@ -83,17 +97,17 @@ class GraphedBackward:
         # Not a method: a reference cycle through `self` would keep the graphs alive until garbage collection.
         self.callable = GraphedCallable(partial(backward_into, self.gradients, run, model))
 
-    def __call__(self, batch: Batch, update_2: torch.Tensor, factor: torch.Tensor) -> tuple[Loss, Gradients]:
+    def __call__(self, batch: Batch, update_2: Tensor, factor: Tensor) -> tuple[Loss, Gradients]:
         return self.callable(batch, update_2, factor), [*self.gradients]
 
 
 def backward_into(
-    buffers: list[torch.Tensor],
+    buffers: list[Tensor],
     run: TrainRun,
     model: Seq2Seq,
     batch: Batch,
-    update_2: torch.Tensor,
-    factor: torch.Tensor,
+    update_2: Tensor,
+    factor: Tensor,
 ) -> Loss:
     """Call `backward`, and write the gradients to `buffers`: 0 where a parameter has none."""
     loss, gradients = backward(run, model, batch, update_2, factor)

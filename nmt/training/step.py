@@ -23,9 +23,9 @@ from nmt.data.batching import (
 from nmt.data.encoding import EncodedPairs, Indices
 from nmt.errors import UserError
 from nmt.model.kernels.cuda_graphs import MAX_GRAPHS
-from nmt.model.loss import Loss
 from nmt.model.numerics import accumulation_dtype
 from nmt.model.out_of_memory import halve_until_it_fits
+from nmt.model.reference import Loss
 from nmt.system.distributed import all_reduce_sum, rank, world_size
 from nmt.system.logging import log
 from nmt.system.messages import pluralize

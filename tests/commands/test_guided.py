@@ -18,11 +18,11 @@ from nmt.data.resampling import resample_pairs
 from nmt.data.tokenizer import group_by_spaces, train_tokenizer
 from nmt.decoding.alignment import extract_links
 from nmt.errors import UserError
-from nmt.model.loss import Loss, guidance_loss
+from nmt.model.reference import Loss
 from nmt.model.seq2seq import build_model
 from nmt.system.device import prepare_model
 from nmt.train import read_corpus
-from nmt.training.backward import add_attention_losses
+from nmt.training.backward import add_attention_losses, guidance_loss
 from nmt.training.data import TrainingData
 from nmt.training.optim import build_optimizer
 from nmt.training.progress import Progress

@@ -26,12 +26,12 @@ from nmt.model.attention import SCORE_CLASSES, Attention
 from nmt.model.encoder import RecurrentEncoder
 from nmt.model.kernels import KERNELS
 from nmt.model.kernels.cuda_graphs import list_tensors
-from nmt.model.loss import coverage_loss
 from nmt.model.normalizers import NORMALIZER_FNS
 from nmt.model.parts import select_rows
 from nmt.model.reference import CELL_SPECS
 from nmt.model.seq2seq import Seq2Seq, build_model
 from nmt.model.windows import WINDOW_CLASSES
+from nmt.training.backward import coverage_loss
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

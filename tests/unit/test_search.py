@@ -21,12 +21,12 @@ from torch import Tensor
 
 from nmt.config import BOS, EOS, PAD, SearchConfig
 from nmt.decoding import search as search_module
+from nmt.decoding import step
 from nmt.decoding.batches import choose_batch_size
 from nmt.decoding.beams import ActiveBatch, Hypothesis
 from nmt.decoding.search import Literals, score_targets
-from nmt.model import logits
+from nmt.decoding.step import log_probabilities, top_continuations
 from nmt.model.ensemble import Ensemble
-from nmt.model.logits import log_probabilities, top_continuations
 from nmt.model.numerics import accumulation_dtype
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -85,7 +85,7 @@ def test_chunking_does_not_change_search_results(monkeypatch: pytest.MonkeyPatch
     source_BS, length_B, _ = make_ragged_batch()
     config = SearchConfig(beam=3, n_best=3, max_length=9)
     unchunked = search(model, source_BS, length_B, config)
-    monkeypatch.setattr(logits, "TOKENS_PER_BLOCK", 3)
+    monkeypatch.setattr(step, "TOKENS_PER_BLOCK", 3)
     monkeypatch.setattr("nmt.model.kernels.additive.CACHE_NUMEL", 100)
     for actual, expected in zip(search(model, source_BS, length_B, config), unchunked, strict=True):
         assert [h.tokens for h in actual] == [h.tokens for h in expected]

@@ -14,7 +14,6 @@ from nmt.model.kernels.additive import additive_score
 from nmt.model.kernels.linear import Dropout, Linear
 from nmt.model.kernels.loss import cross_entropy
 from nmt.model.kernels.recurrence import RNN, permute_positions
-from nmt.model.loss import Loss
 
 
 class Kernels(NamedTuple):
@@ -25,7 +24,7 @@ class Kernels(NamedTuple):
     RNN: type[reference.RNN]
     permute_positions: Callable[[Tensor, Tensor], Tensor]
     additive_score: Callable[..., Tensor]
-    cross_entropy: Callable[..., Loss]
+    cross_entropy: Callable[..., reference.Loss]
 
 
 FAST = Kernels(Linear, Dropout, RNN, permute_positions, additive_score, cross_entropy)

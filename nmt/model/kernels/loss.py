@@ -12,9 +12,8 @@ from torch import Tensor
 
 from nmt.model.kernels.inference_weights import prepare_linear
 from nmt.model.kernels.linear import pad_rows
-from nmt.model.loss import Loss
 from nmt.model.numerics import CACHE_NUMEL, accumulation_dtype
-from nmt.model.reference import LinearFn
+from nmt.model.reference import LinearFn, Loss
 
 MAX_FP32_LOGITS = {"cpu": CACHE_NUMEL // 2, "cuda": 2**26}  # per device type: logits held in fp32 at a time
 ROWS_PER_PRODUCT = 256  # in dx = dlogits W on a CPU; as a single product it takes 1.6 times as long
