@@ -429,8 +429,8 @@ def check_out_of_memory(setting: Setting) -> Iterator[Values]:
         off = abs(float(outcome.sums.smoothed) / wanted - 1)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    right = state.cache.max_positions < math.inf and not outcome.failed and off < 1e-2
-    yield {"ok": right, "needed, GB": needed / 1e9, "positions at once": state.cache.max_positions, "loss off by": off}
+    right = state.max_positions < math.inf and not outcome.failed and off < 1e-2
+    yield {"ok": right, "needed, GB": needed / 1e9, "positions at once": state.max_positions, "loss off by": off}
 
 
 def check_resuming(setting: Setting) -> Iterator[Values]:

@@ -22,7 +22,6 @@ RUN_FILE_PATTERNS = (
     "tokenizer*.model",
     METRICS_FILE,
     SAMPLES_FILE,
-    "skipped.jsonl",
     "train.log",
 )
 STEP_FOLDER = re.compile(r"step_(\d{6,12})|\.step_(\d{6,12})\.old")

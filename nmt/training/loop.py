@@ -1,9 +1,7 @@
 """The training loop: evaluate, save, step, log."""
 
-import json
 import math
 import time
-from collections.abc import Iterator
 from signal import Signals
 from typing import Any
 
@@ -11,17 +9,14 @@ from tqdm import tqdm
 
 from nmt.config import MONITOR_FLOORS, MONITOR_METRICS
 from nmt.data.batching import padding_waste
-from nmt.data.corpus import take_rows
-from nmt.data.encoding import EncodedPairs, Indices
 from nmt.decoding.translator import warn_of_long_sources
 from nmt.errors import UserError
 from nmt.runs.history import METRICS_FILE
 from nmt.system.distributed import all_reduce_max, rank
-from nmt.system.files import write_atomically
 from nmt.system.logging import log
 from nmt.system.memory import peak_device_memory, release_memory
 from nmt.system.signals import deferred_signals
-from nmt.training.meter import ProgressMeter, UpdateResult, write_event
+from nmt.training.meter import ProgressMeter, write_event
 from nmt.training.progress import ValidatedCheckpoint
 from nmt.training.state import TrainState, save_state
 from nmt.training.step import train_step
@@ -81,7 +76,6 @@ def fit(state: TrainState) -> float:
 
             # Step.
             if progress.position == len(data.batches):
-                count_failures(state, meter)  # while the pairs that a failure would report are still loaded
                 data.load_next(progress)
             meter.add(train_step(state, data.batches[progress.position], total_steps))
             progress.position += 1
@@ -200,31 +194,12 @@ def count_failures(state: TrainState, meter: ProgressMeter) -> None:
         UserError: too many failed in a row.
     """
     progress = state.progress
-    for result, has_failed in meter.read_failures():
+    for step, has_failed in meter.read_failures():
         progress.skipped += has_failed
         progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if has_failed else 0
         if progress.skipped_in_a_row >= MAX_SKIPPED:
-            raise make_divergence_error(state, result)
-
-
-def make_divergence_error(state: TrainState, result: UpdateResult) -> UserError:
-    """Write the pairs of a failed update to a file, and return the error to raise."""
-    path = state.folder / "skipped.jsonl"
-    if not rank():
-        write_atomically(path, pairs_to_json(state.data.pairs, result.indices))
-    return UserError(
-        "training diverged: the loss or gradient was not finite in "
-        f"{state.progress.skipped_in_a_row} updates in a row, last at step {result.step}. Try a lower optim.lr, a "
-        "longer optim.warmup, or an optim.clip below 1. The pairs of that step are in "
-        f"{path}; the last checkpoint is unchanged"
-    )
-
-
-def pairs_to_json(pairs: EncodedPairs, rows: Indices) -> Iterator[str]:
-    """Yield each pair and its pieces as a line of JSON."""
-    columns = take_rows(pairs.pairs, rows).to_pydict()
-    for number, row in enumerate(rows.tolist()):
-        pair = {"pair": row + 1} | {name: values[number] for name, values in columns.items()}
-        pair["source_pieces"] = pairs.tokenizer.source.pieces(pairs.source[row].tolist())
-        pair["target_pieces"] = pairs.tokenizer.target.pieces(pairs.target[row].tolist())
-        yield json.dumps(pair, ensure_ascii=False) + "\n"
+            raise UserError(
+                f"training diverged: the loss or gradient was not finite in {MAX_SKIPPED} updates in a row, last at "
+                f"step {step}. Try a lower optim.lr, a longer optim.warmup, or an optim.clip below 1; the last "
+                "checkpoint is unchanged"
+            )

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from nmt.data.encoding import Indices
 from nmt.errors import with_filename
 from nmt.system.distributed import rank
 from nmt.system.text import replace_nonfinite
@@ -31,7 +30,6 @@ class UpdateResult(NamedTuple):
     """The result of one update."""
 
     step: int  # number of the update, from 1
-    indices: Indices  # rows of its pairs
     sums: LossSums  # over all ranks
     failed: torch.Tensor  # True if loss or gradient was not finite and the weights were left unchanged; 0-dimensional
 
@@ -59,11 +57,11 @@ class ProgressMeter:
         yield
         self.started += time.perf_counter() - paused
 
-    def read_failures(self) -> Iterator[tuple[UpdateResult, bool]]:
-        """Yield the updates since the last call, and whether each failed. This waits for the GPU."""
+    def read_failures(self) -> Iterator[tuple[int, bool]]:
+        """Yield the numbers of the updates since the last call, and whether each failed. This waits for the GPU."""
         for result in self.results[len(self.failed) :]:
             self.failed.append(bool(result.failed.item()))
-            yield result, self.failed[-1]
+            yield result.step, self.failed[-1]
 
     def measure(self) -> dict[str, float]:
         """Return means over the updates that did not fail, NaN if all did, and start a new interval.

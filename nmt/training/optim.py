@@ -1,7 +1,7 @@
 """Optimizers, a step that skips non-finite gradients, and learning rate schedules."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -87,27 +87,15 @@ def compute_learning_rate(config: OptimConfig, step: int, total_steps: int, deca
     return config.lr * warmup_factor * SCHEDULES[config.schedule](config, step, total_steps, decays)
 
 
-def constant_schedule(config: OptimConfig, step: int, total_steps: int, decays: int) -> float:
-    return 1.0
-
-
-def inverse_sqrt_schedule(config: OptimConfig, step: int, total_steps: int, decays: int) -> float:
-    return (config.warmup / max(step, config.warmup)) ** 0.5
-
-
-def cosine_schedule(config: OptimConfig, step: int, total_steps: int, decays: int) -> float:
+def scale_by_cosine(config: OptimConfig, step: int, total_steps: int) -> float:
     fraction_done = max(0, step - config.warmup) / max(1, total_steps - config.warmup)
     return 0.5 * (1 + math.cos(math.pi * min(1.0, fraction_done)))
 
 
-def plateau_schedule(config: OptimConfig, step: int, total_steps: int, decays: int) -> float:
-    return 0.5**decays
-
-
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-SCHEDULES = {
-    "constant": constant_schedule,
-    "inverse_sqrt": inverse_sqrt_schedule,
-    "cosine": cosine_schedule,
-    "plateau": plateau_schedule,
+SCHEDULES: dict[str, Callable[[OptimConfig, int, int, int], float]] = {
+    "constant": lambda config, step, total_steps, decays: 1.0,
+    "inverse_sqrt": lambda config, step, total_steps, decays: (config.warmup / max(step, config.warmup)) ** 0.5,
+    "cosine": lambda config, step, total_steps, decays: scale_by_cosine(config, step, total_steps),
+    "plateau": lambda config, step, total_steps, decays: 0.5**decays,
 }

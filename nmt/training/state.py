@@ -25,15 +25,6 @@ from nmt.training.progress import Progress, read_progress
 
 
 @dataclass(slots=True)
-class DeviceCache:
-    """What the updates so far have shown about the memory of the device, and CUDA graphs. In no checkpoint."""
-
-    max_positions: float = math.inf  # source and target positions of the largest micro-batch known to fit in memory
-    shapes_K3: Indices = field(default_factory=NO_SHAPES.copy)  # shapes that batches are padded to on a GPU
-    graphed_backward: GraphedBackward | None = None  # on a GPU from the first update on
-
-
-@dataclass(slots=True)
 class TrainState:
     """Everything that a training run works with."""
 
@@ -44,7 +35,10 @@ class TrainState:
     optimizer: torch.optim.Optimizer
     data: TrainingData
     progress: Progress
-    cache: DeviceCache = field(default_factory=DeviceCache)
+    # What the updates so far have shown about the memory of the device, and CUDA graphs; in no checkpoint.
+    max_positions: float = math.inf  # source and target positions of the largest micro-batch known to fit in memory
+    shapes_K3: Indices = field(default_factory=NO_SHAPES.copy)  # shapes that batches are padded to on a GPU
+    graphed_backward: GraphedBackward | None = None  # on a GPU from the first update on
     loss_scale: LossScale = field(init=False)
 
     def __post_init__(self) -> None:

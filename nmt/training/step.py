@@ -47,8 +47,8 @@ def train_step(state: TrainState, indices: Indices, total_steps: int) -> UpdateR
     optim, progress = state.run.optim, state.progress
     share = indices[rank() :: world_size()]
     target_tokens = int(state.data.pairs.lengths(indices)[1].sum())
-    if state.device.type == "cuda" and not len(state.cache.shapes_K3):
-        state.cache.shapes_K3 = choose_epoch_shapes(state)
+    if state.device.type == "cuda" and not len(state.shapes_K3):
+        state.shapes_K3 = choose_epoch_shapes(state)
     size = choose_micro_batch_size(state, share)
 
     def attempt(size: int) -> tuple[list[Any], LossSums]:
@@ -73,7 +73,7 @@ def train_step(state: TrainState, indices: Indices, total_steps: int) -> UpdateR
     state.optimizer.zero_grad(set_to_none=True)
     state.loss_scale.update(failed)
     progress.step += 1
-    return UpdateResult(progress.step, indices, sums, failed)
+    return UpdateResult(progress.step, sums, failed)
 
 
 def forward_backward(
@@ -84,9 +84,9 @@ def forward_backward(
     Gradients are divided by the `target_tokens` of the whole update and multiplied by the loss scale.
     """
     run, model, step = state.run, state.model, state.progress.step
-    if state.device.type == "cuda" and model.is_fast and state.cache.graphed_backward is None:
-        state.cache.graphed_backward = GraphedBackward(run, model)
-    compute = state.cache.graphed_backward or partial(backward, run, model)
+    if state.device.type == "cuda" and model.is_fast and state.graphed_backward is None:
+        state.graphed_backward = GraphedBackward(run, model)
+    compute = state.graphed_backward or partial(backward, run, model)
 
     batches = [build_batch(state, rows) for rows in micro_batches]
     lengths = (state.data.pairs.lengths(rows).sum(axis=1) for rows in micro_batches)
@@ -122,7 +122,7 @@ def build_batch(state: TrainState, rows: Indices) -> Batch:
     """Collate pairs into a batch, which on a GPU is padded to one of few shapes."""
     batch = collate(state.data.pairs, rows)
     if state.device.type == "cuda":
-        return batch.pad_to(*pick_shape(measure_batch(state.data.pairs, rows), state.cache.shapes_K3))
+        return batch.pad_to(*pick_shape(measure_batch(state.data.pairs, rows), state.shapes_K3))
     return batch
 
 
@@ -141,7 +141,7 @@ def choose_micro_batch_size(state: TrainState, share: Indices) -> int:
     """Return the pairs per micro-batch: by `train.accumulate`, or fewer if memory was too small for that many."""
     if not len(share):  # there are more ranks than pairs in the update
         return 1
-    fitting_size = state.cache.max_positions / positions_per_pair(state.data.pairs, share)
+    fitting_size = state.max_positions / positions_per_pair(state.data.pairs, share)
     return max(1, int(min(ceil(len(share) / state.run.train.accumulate), fitting_size)))
 
 
@@ -187,8 +187,8 @@ def make_out_of_memory_error(state: TrainState, share: Indices) -> UserError:
 
 def remember_memory_limit(state: TrainState, share: Indices, size: int, fitting_size: int) -> None:
     """Make later updates start with micro-batches that fit, after `size` pairs did not and `fitting_size` did."""
-    state.cache.max_positions = fitting_size * positions_per_pair(state.data.pairs, share)
-    state.cache.shapes_K3 = NO_SHAPES  # other shapes are chosen for the smaller micro-batches
+    state.max_positions = fitting_size * positions_per_pair(state.data.pairs, share)
+    state.shapes_K3 = NO_SHAPES  # other shapes are chosen for the smaller micro-batches
     count = len(split_share(state, share, fitting_size))
     log.warning(
         f"out of memory for {size} pairs {describe_batch(state, share)}: split into {count} micro-batches, and later "

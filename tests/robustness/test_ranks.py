@@ -297,7 +297,6 @@ def test_train_reports_error_once(name: str, text: tuple[str, ...], tmp_path: Pa
     bad_settings, message = BAD_SETTINGS[name]
     settings = ("name=x", *text, *SETTINGS, "precision=fp32", *bad_settings)
     assert run_ranks_error(2, tmp_path, "train", *settings).startswith(message)
-    assert (tmp_path / "runs" / "x" / "skipped.jsonl").exists() == (name == "divergence")
 
 
 @pytest.mark.parametrize(

@@ -279,16 +279,6 @@ def test_other_graphs_do_not_overwrite_results(monkeypatch: pytest.MonkeyPatch) 
     assert one.replays == another.replays == 3
 
 
-def test_captures_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", fake_capture_graph)
-    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.MAX_GRAPHS", 2)
-    graphed = GraphedCallable(lambda x: x + 1)
-    for size in (1, 2, 3, 1, 2, 3, 4):
-        assert graphed(torch.zeros(size)).tolist() == [1] * size
-    expected = "5 of 7 steps ran without a CUDA graph; shapes captured: 2, too large for the memory: 0"
-    assert graphed.summarize("steps") == expected
-
-
 def test_failed_capture_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     attempts = []
     monkeypatch.setattr(

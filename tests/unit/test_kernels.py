@@ -93,7 +93,7 @@ def test_graphed_updates_match_eager_updates(name: str, monkeypatch: pytest.Monk
         lambda *given: captures.append(given) or fake_capture_graph(*given),
     )
     state, graphed = make_training_state(name, "lstm", torch.float64), make_training_state(name, "lstm", torch.float64)
-    graphed.cache.graphed_backward = GraphedBackward(graphed.run, graphed.model)
+    graphed.graphed_backward = GraphedBackward(graphed.run, graphed.model)
     monkeypatch.setattr("nmt.training.step.build_batch", build_padded_batch)
     assert loss_curve(graphed, 2) == loss_curve(state, 2)  # shapes are captured in the first epoch
     assert 0 < len(captures) <= 4  # few shapes

@@ -1,6 +1,5 @@
 """Training loop, validation, checkpoints and run folders on a small corpus."""
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -260,7 +259,7 @@ def test_total_steps_do_not_depend_on_resumed_epoch(corpus: Path, tmp_path: Path
     assert steps_0 == steps_2 and ids_0 != ids_2
 
 
-def test_repeated_non_finite_updates_stop_training_and_save_pairs(
+def test_repeated_non_finite_updates_stop_training(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "MAX_SKIPPED", 3)
@@ -271,25 +270,7 @@ def test_repeated_non_finite_updates_stop_training_and_save_pairs(
     with pytest.raises(UserError, match="3 updates in a row, last at step 3. Try a lower optim.lr"):
         fit(state)
     assert torch.equal(state.model.target_embedding.weight, before)
-    indices = epoch_batches(state.data.pairs, state.run.train, state.run.seed, 0)[2]
-    pairs = [json.loads(line) for line in (tmp_path / "skipped.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [pair["pair"] - 1 for pair in pairs] == indices.tolist()
-    lines = (corpus / "train.de").read_text(encoding="utf-8").splitlines()
-    assert all(pair["source"] == lines[pair["pair"] - 1] for pair in pairs)
-    assert "".join(pairs[0]["target_pieces"]).replace("▁", " ").strip() == pairs[0]["target"]
     assert not (tmp_path / "checkpoints").exists()
-
-
-def test_skipped_updates_are_checked_before_next_epoch(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loop, "MAX_SKIPPED", 1)
-    state = make_state(corpus, tmp_path, max_epochs=2, log_every=1000, validate_every=1000)
-    with torch.no_grad():
-        state.model.output.bias[5] = math.nan
-    with pytest.raises(UserError, match="1 updates in a row"):
-        fit(state)
-    assert state.progress.epoch == 0
 
 
 def test_non_finite_update_is_skipped_and_counted(

@@ -219,12 +219,6 @@ class GraphedCallable:
         self.last_arguments = (*graph.arguments[: self.num_fed_back], *arguments[self.num_fed_back :])
         return graph.results if self.num_fed_back else map_tensors(torch.clone, graph.results)
 
-    def summarize(self, noun: str) -> str:
-        """Return a log line with the number of calls (named `noun`, plural) that ran eagerly."""
-        eager = f"{self.calls - self.replays:,} of {self.calls:,} {noun} ran without a CUDA graph"
-        captured = self.count_graphs()
-        return f"{eager}; shapes captured: {captured:,}, too large for the memory: {len(self.graphs) - captured:,}"
-
 
 class GraphedModel:
     """The interface of a model that search uses, with its steps as CUDA graphs. Its weights must not change."""
