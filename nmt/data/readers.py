@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from nmt.errors import UserError, suggest
 from nmt.system.messages import clip_repr, list_names, pluralize
-from nmt.system.text import NOT_UTF8, LineReader, describe_decode_error, open_decompressed
+from nmt.system.text import NOT_UTF8, LineReader, describe_decode_error, open_binary
 
 ONE_OBJECT_PER_LINE = "each line must hold one object, which jq -c . FILE writes, or jq -c '.[]' FILE from an array"
 BATCH_PAIRS = 10_000  # maximum pairs of a record batch
@@ -68,7 +68,7 @@ def build_record_batch(pairs: list[LinePair]) -> pa.RecordBatch:
 
 def iterate_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file, which may be compressed."""
-    with open_decompressed(path) as file:
+    with open_binary(path) as file:
         yield from LineReader(file, path)
 
 

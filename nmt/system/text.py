@@ -15,7 +15,7 @@ import zipfile
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO, TypeVar, cast
 
@@ -96,40 +96,36 @@ def open_binary(path: Path) -> Iterator[io.BufferedReader]:
     """Open a file for reading bytes, decompressed according to its suffix. It may be inside a zip: `a.zip/b.txt`.
 
     Raises:
-        UserError: the file is damaged or has another compression.
+        UserError: the file is damaged, encrypted or has another compression.
     """
     compression = COMPRESSION_BY_SUFFIX.get(path.suffix)
     archive = next((parent for parent in path.parents if parent.suffix == ".zip" and parent.is_file()), None)
     if archive is None and compression is None:
-        stdin = nullcontext(sys.stdin.buffer) if str(path) == STDIN_PATH else None
-        with stdin or open(path, "rb") as file:
+        with nullcontext(sys.stdin.buffer) if str(path) == STDIN_PATH else open(path, "rb") as file:
             yield cast(io.BufferedReader, file)
         return
     try:
-        with open(path, "rb") if archive is None else open_zip_member(archive, path) as stored:
-            if compression is None:
-                yield io.BufferedReader(cast(io.RawIOBase, stored))
-            else:
+        with ExitStack() as stack:
+            stream: Any = stack.enter_context(open(archive or path, "rb"))
+            if archive:
+                stream = stack.enter_context(open_zip_member(zipfile.ZipFile(stream), archive, path))
+            if compression:
                 import pyarrow as pa  # takes 0.1 s, and most files are not compressed
 
-                with pa.input_stream(stored, compression) as stream:
-                    yield io.BufferedReader(stream)
+                stream = stack.enter_context(pa.input_stream(stream, compression))
+            yield io.BufferedReader(stream)
     except READ_ERRORS as error:
         raise make_read_error(path, error) from error
 
 
-@contextmanager
-def open_zip_member(archive: Path, path: Path) -> Iterator[IO[bytes]]:
-    with zipfile.ZipFile(archive) as file:
-        member = next((info for info in file.infolist() if member_path(archive, info.filename) == path), None)
-        if member is None:
-            raise UserError(f"{path} does not exist; {archive} has no such file")
-        try:
-            stream = file.open(member)
-        except RuntimeError as error:  # encrypted, or of an unknown compression
-            raise make_read_error(path, error) from None
-        with stream:
-            yield stream
+def open_zip_member(file: zipfile.ZipFile, archive: Path, path: Path) -> IO[bytes]:
+    member = next((info for info in file.infolist() if member_path(archive, info.filename) == path), None)
+    if member is None:
+        raise UserError(f"{path} does not exist; {archive} has no such file")
+    try:
+        return file.open(member)
+    except RuntimeError as error:  # encrypted, or of an unknown compression
+        raise make_read_error(path, error) from None
 
 
 def member_path(archive: Path, name: str) -> Path:
@@ -141,19 +137,6 @@ def make_read_error(name: object, error: Exception) -> UserError:
     return UserError(f"{name} cannot be read: {str(error).rstrip('.')}")
 
 
-@contextmanager
-def open_decompressed(path: Path) -> Iterator[io.BufferedReader]:
-    """Open a text file as `open_binary` does.
-
-    Raises:
-        UserError: also if the file is UTF-16, which might be valid UTF-8 with NUL characters after the first line.
-    """
-    with open_binary(path) as file:
-        if file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-            raise UserError(f"{path} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
-        yield file
-
-
 def describe_decode_error(error: UnicodeDecodeError) -> str:
     return f"{NOT_UTF8} (byte 0x{error.object[error.start]:02X} at position {error.start + 1})"
 
@@ -162,7 +145,7 @@ class LineReader(Iterator[bytes]):
     """Iterator over the lines of a binary file, without line ends.
 
     Raises:
-        UserError: a line has more than `MAX_LINE_BYTES` bytes (name:line), or the file cannot be read.
+        UserError: a line has more than `MAX_LINE_BYTES` bytes (name:line), the file is UTF-16 or cannot be read.
     """
 
     def __init__(self, file: io.BufferedReader, name: object) -> None:
@@ -192,6 +175,8 @@ class LineReader(Iterator[bytes]):
             block = self.file.read1(READ_BLOCK_BYTES)
         except OSError as error:
             raise make_read_error(self.name, error) from error
+        if not self.complete_lines and block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise UserError(f"{self.name} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
         self.at_end = not block
         *lines, self.rest = (self.rest + block).split(b"\n")
         lines = [line.removesuffix(b"\r") for line in lines]
@@ -238,7 +223,7 @@ class TextInput(Iterable[str]):
 
     def __iter__(self) -> Iterator[str]:
         damaged = []
-        with open_decompressed(Path(self.path)) as file:
+        with open_binary(Path(self.path)) as file:
             self.lines = LineReader(file, self.path)
             for number, line in enumerate(self.lines, 1):
                 try:
@@ -319,7 +304,7 @@ def explained_write_errors(path: str) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        discard_output(sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python's last flush prints an error
         sys.exit(1)
     except OSError as error:
         if error.filename not in (None, path):
@@ -332,30 +317,26 @@ def explained_write_errors(path: str) -> Iterator[None]:
 def open_output(path: str) -> Iterator[BinaryIO]:
     """Open a file for writing, compressed according to its suffix.
 
-    A regular file is created or replaced atomically at the end. A pipe, a device or an open descriptor such as
-    `/dev/stdout` is written directly.
+    A regular file is created or replaced atomically at the end, also through a link. A pipe, a device or an open
+    descriptor such as `/dev/stdout` is written directly, at its end.
 
     Raises:
         UserError: the file cannot be written.
     """
-    compression = COMPRESSION_BY_SUFFIX.get(Path(path).suffix)
     with explained_write_errors(path), ExitStack() as stack:
-        stream = stack.enter_context(open_uncompressed(path))
-        if compression:
+        if path == STDOUT_PATH:
+            stream: Any = sys.stdout.buffer
+        elif is_regular_file(path):
+            stream = stack.enter_context(replacing_file(Path(os.path.realpath(path) if os.path.islink(path) else path)))
+        else:
+            stream = stack.enter_context(open(path, "ab"))
+        if compression := COMPRESSION_BY_SUFFIX.get(Path(path).suffix):
             import pyarrow as pa  # takes 0.1 s, and most files are not compressed
 
             stream = stack.enter_context(pa.CompressedOutputStream(stream, compression))
         output = Output(stream, path)
         yield cast(BinaryIO, output)
         output.flush()  # standard output is not closed
-
-
-def open_uncompressed(path: str) -> AbstractContextManager[BinaryIO]:
-    """Open what `open_output` writes to. What is open already, a pipe or a device is written at its end."""
-    if path == STDOUT_PATH:
-        return nullcontext(sys.stdout.buffer)
-    target = os.path.realpath(path) if os.path.islink(path) else path
-    return replacing_file(Path(target)) if is_regular_file(path) else open(path, "ab")
 
 
 def write_utf8(file: BinaryIO, text: str) -> None:
@@ -367,10 +348,3 @@ def echo(text: str) -> None:
     """Print results, with control characters escaped."""
     with explained_write_errors(STDOUT_PATH):
         write_utf8(sys.stdout.buffer, escape_controls(text) + "\n")
-
-
-def discard_output(number: int) -> None:
-    """Let a descriptor write to the null device, so that flushing it when Python exits does not print an error."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, number)
-    os.close(null)
