@@ -15,7 +15,7 @@ MONITOR_FLOORS = {"bleu": 0.005, "accuracy": 0.0005}  # lower values are shown a
 class OptimConfig:
     """Optimizer and learning rate schedule."""
 
-    name: str = setting("adam", "adam | adamw | sgd")
+    name: str = setting("adam", "optimizer: adam | adamw | sgd")
     lr: float = setting(0.001, "peak learning rate")
     schedule: str = setting(
         "constant", "constant | inverse_sqrt | cosine | plateau (half the rate after a validation without improvement)"
@@ -47,11 +47,11 @@ class TrainConfig:
     validate_every: int | None = setting(None, "steps between validations; null: once per epoch")
     save_minutes: float | None = setting(10.0, "minutes between checkpoints; null: only at validations")
     log_every: int = setting(50, "steps between log lines")
-    monitor: str = setting("bleu", "metric for the best checkpoint and early stopping: bleu | loss | ppl | accuracy")
+    monitor: str = setting("bleu", "metric for the best checkpoint and train.patience: bleu | loss | ppl | accuracy")
     coverage_loss: float = setting(0.0, "weight of the coverage loss (See et al. 2017), for attention.coverage")
     r_drop: float = setting(0.0, "weight of the R-Drop loss between two dropout passes (Liang et al. 2021); 0: off")
     guided_alignment: float = setting(0.0, "weight, at the end, of the loss against gold links (data.alignments)")
-    patience: int | None = setting(None, "validations without improvement before training stops; null: never")
+    patience: int | None = setting(None, "early stopping after this many validations without improvement; null: never")
     keep: int = setting(1, "number of best checkpoints to keep, besides the last two")
 
     def __post_init__(self) -> None:

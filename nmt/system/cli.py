@@ -24,7 +24,6 @@ from nmt.system.command_line import (
     CONFIG_DIR,
     check_arguments,
     describe_error,
-    keep_text,
     list_config_groups,
     list_constant_keys,
     list_keys,
@@ -77,7 +76,7 @@ def run_hydra(command: str, job: Callable[[DictConfig], float | None]) -> None:
     arguments = sys.argv[1:]
     check_arguments(arguments, COMMANDS[command])
     is_setting = re.compile("[^-].*=|~").match
-    settings = [keep_text(argument, COMMANDS[command]) for argument in arguments if is_setting(argument)]
+    settings = [argument for argument in arguments if is_setting(argument)]
     options = [argument for argument in arguments if not is_setting(argument)]
     ConfigStore.instance().store(name=f"{command}_schema", node=COMMANDS[command])
     if {"-h", "--help"} & set(options):

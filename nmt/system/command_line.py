@@ -21,37 +21,7 @@ if not CONFIG_DIR.is_dir():
 HYDRA_OPTION = re.compile(
     "-(h|m|c|p|i|cd|sc)|--(help|hydra-help|version|multirun|cfg|package|info|config-dir|shell-completion)"
 )
-TEXT_TYPES = (str, str | None, Any)
-NOT_TEXT = re.compile(r"[-+]?\.?\d[\w.+-]*|true|false|[-+]?inf|nan", re.IGNORECASE)  # if it is not in quotes
 SWEEP_PLUGINS = ("joblib", "submitit_local", "submitit_slurm")  # installed by the extra `sweep`
-# Keys, and different names for them in other toolkits. Of several keys, the first that the command has is meant.
-KEY_SYNONYMS = {
-    "optim.lr": "learning_rate",
-    "optim.name": "optimizer optimiser",
-    "optim.clip": "clip_norm max_grad_norm",
-    "train.batch_sentences": "batch_size",
-    "train.validate_every": "valid_steps eval_steps",
-    "train.accumulate": "update_freq",
-    "train.patience": "early_stopping",
-    "train.keep": "save_total_limit",
-    "model.hidden": "d_model rnn_size",
-    "model.embed": "emb_size embedding_dim",
-    "model.encoder_layers": "num_layers n_layers layers",
-    "model.cell": "rnn_type cell_type",
-    "model.tie": "tie_embeddings share_embeddings",
-    "model.attention.score": "attention_type attn_type",
-    "search.beam": "num_beams beam_width",
-    "search.n_best": "num_return_sequences",
-    "tokenizer.joint": "share_vocab joined_dictionary",
-    "data.source input source": "src src_lang",
-    "data.target target": "tgt tgt_lang",
-    "data.path input": "data_dir dataset corpus",
-    "name output": "output_dir save_dir model_dir",
-    "checkpoint init_from": "model_path pretrained",
-    "device": "gpu gpus cuda",
-    "precision": "fp16 bf16 amp",
-}
-KEYS_BY_SYNONYM = {name: keys.split() for keys, names in KEY_SYNONYMS.items() for name in names.split()}
 
 
 def list_keys(schema: type, prefix: str = "") -> dict[str, dataclasses.Field[Any]]:
@@ -88,32 +58,29 @@ def check_arguments(arguments: list[str], schema: type) -> None:
         if argument.startswith("-") and not HYDRA_OPTION.fullmatch(name):
             if key in known:
                 raise UserError(f"{argument}: settings are written without dashes: {key}={value or 'VALUE'}")
-            raise UserError(f"there is no option {name}; use key=value{suggest_key(key, known)}")
+            raise UserError(f"there is no option {name}; use key=value{suggest_key(key, keys)}")
         if not equals or argument.startswith("-") or key.startswith(("hydra.", "hydra/")):
             continue
         if key not in known and any(other.startswith(f"{key}.") for other in keys):
             raise UserError(f"{argument}: {key} is a section; set its keys, as in {key}.KEY=VALUE")
         if key not in known:
-            raise UserError(f"there is no key '{key}'{suggest_key(key, known)}; --help lists all keys")
+            raise UserError(f"there is no key '{key}'{suggest_key(key, keys)}; --help lists all keys")
         if not value or key in groups and value == "null":  # often an unset shell variable
             raise UserError(f"{argument}: the value is missing; set {key}=VALUE or remove {key}")
 
 
-def keep_text(setting: str, schema: type) -> str:
-    """Quote a number or truth value that a setting gives to a key of text, such as `name=2024_11_24`.
+def suggest_key(key: str, keys: dict[str, dataclasses.Field[Any]]) -> str:
+    """Return `"; did you mean 'x'?"` for a key that is called otherwise in other toolkits, or spelled similarly.
 
-    Hydra would otherwise read it as such, and the text would become 20241124.
+    Of `beam_size` one word is a key, and all words of `learning_rate` are in the help text of a key.
     """
-    key, _, value = setting.partition("=")
-    field = list_keys(schema).get(key.lstrip("+~"))
-    return f'{key}="{value}"' if field and field.type in TEXT_TYPES and NOT_TEXT.fullmatch(value) else setting
-
-
-def suggest_key(key: str, known: list[str]) -> str:
-    """Return `"; did you mean 'x'?"` for the key that has this name in other toolkits or the closest spelling."""
-    leaf = key.rpartition(".")[2].replace("-", "_").lower()
-    meant = [name for name in KEYS_BY_SYNONYM.get(leaf, ()) if name in known]
-    return f"; did you mean '{meant[0]}'?" if meant else suggest(key, known)
+    words = re.findall("[a-z0-9]+", key.rpartition(".")[2].lower())
+    named = [name for name in keys if name.rpartition(".")[2] in words]
+    texts = {name: field.metadata.get("help", "") for name, field in keys.items()}
+    described = [name for name in keys if words and all(re.search(rf"\b{word}", texts[name]) for word in words)]
+    if named or described:
+        return f"; did you mean '{(named or described)[0]}'?"
+    return suggest(key, [*keys, *list_config_groups()])
 
 
 def list_constant_keys(settings: list[str]) -> list[str]:

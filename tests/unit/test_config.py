@@ -6,13 +6,11 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from nmt.config import (
-    COMMANDS,
     AlignRun,
     AttentionConfig,
     DataConfig,
@@ -22,7 +20,6 @@ from nmt.config import (
     LinksConfig,
     ModelConfig,
     OptimConfig,
-    PrepareRun,
     SearchConfig,
     SelfAttentionConfig,
     TokenizerConfig,
@@ -33,7 +30,6 @@ from nmt.config import (
 from nmt.config.data import is_opposite_direction
 from nmt.errors import UserError
 from nmt.system.cli import main
-from nmt.system.command_line import KEYS_BY_SYNONYM, list_keys
 
 Result = tuple[int, str]
 
@@ -62,6 +58,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         ("model.hiden=5", "there is no key 'model.hiden'; did you mean 'model.hidden'?"),
         ("lr=0.1", "there is no key 'lr'; did you mean 'optim.lr'?"),
         ("--hidden-size=64", "there is no option --hidden-size; use key=value; did you mean 'model.hidden'?"),
+        ("learning-rate=1", "there is no key 'learning-rate'; did you mean 'optim.lr'?"),
         ("optim.early_stopping=x", "there is no key 'optim.early_stopping'; did you mean 'train.patience'?"),
         ("name=a,b", "Ambiguous value for argument 'name=a,b'; "),
         ("data.path=/it's,here", """quote values with special characters: 'data.path="/it'"'"'s,here"'"""),
@@ -103,27 +100,11 @@ def test_suggested_quoting_works(train: Callable[..., Result]) -> None:
     assert train(argument) == (0, "")
 
 
-def test_synonyms_refer_to_existing_keys() -> None:
-    known_keys = {key for schema in COMMANDS.values() for key in list_keys(schema)}
-    assert {key for keys in KEYS_BY_SYNONYM.values() for key in keys} <= known_keys
-    assert not KEYS_BY_SYNONYM.keys() & {key.rpartition(".")[2] for key in list_keys(TrainRun)}
-
-
 @pytest.mark.parametrize(
     "argument", ["seed=7", "name=a b", 'name="1.10"', "optim.lr=1e-2", "data.cache=/x:y/z", "optim.clip=null", "-m"]
 )
 def test_valid_arguments_are_accepted(train: Callable[..., Result], argument: str) -> None:
     assert train(argument) == (0, "")
-
-
-@pytest.mark.parametrize("name", ["2024_11_24", "1.10", "007", "1e5", "-inf", "true", "2024-11-24", "7"])
-def test_text_that_looks_like_a_number_is_kept_as_written(name: str, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-    monkeypatch.setattr(sys, "argv", ["prepare", "input=a", f"output={name}"])
-    received: list[PrepareRun] = []
-    main("prepare")(received.append)()
-    assert received[0].output == name
 
 
 def test_options_may_come_between_settings(train: Callable[..., Result]) -> None:
