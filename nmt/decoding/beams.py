@@ -42,18 +42,24 @@ class Beams(NamedTuple):
     finished_BK: Tensor  # whether the hypothesis has ended, or the search of its sentence is over
     log_coverage_BK: Tensor | None  # the sum of logarithms in the coverage penalty, at most 0; None without the penalty
     coverage_BKS: Tensor | None  # attention weight that each source position has received; None without the penalty
+    weights_BKTS: Tensor | None  # attention weights of each token; None if they are not kept
     step_B: Tensor  # steps taken, which is the length of an unfinished hypothesis
 
     def make_room(self, tokens: int) -> "Beams":
         """Return beams with room for this many tokens, rounded up."""
         room = round_up_room(tokens)
-        if room == self.tokens_BKT.shape[2]:
+        missing = room - self.tokens_BKT.shape[2]
+        if not missing:
             return self
-        return self._replace(tokens_BKT=resize_last(self.tokens_BKT, room, PAD))
+        weights_BKTS = None if self.weights_BKTS is None else F.pad(self.weights_BKTS, (0, 0, 0, missing))
+        return self._replace(tokens_BKT=resize_last(self.tokens_BKT, room, PAD), weights_BKTS=weights_BKTS)
 
     def resize_source(self, positions: int) -> "Beams":
         """Return beams with this many source positions. Padding counts as covered."""
-        return self._replace(coverage_BKS=resize_last(self.coverage_BKS, positions, value=1))
+        return self._replace(
+            coverage_BKS=resize_last(self.coverage_BKS, positions, value=1),
+            weights_BKTS=resize_last(self.weights_BKTS, positions),
+        )
 
 
 class SearchInputs(NamedTuple):
@@ -67,41 +73,6 @@ class SearchInputs(NamedTuple):
     uniform_BTK: Tensor | None  # random numbers in [0, 1) for sampling, for each step and sample
 
 
-class History(NamedTuple):
-    """Attention weights and back-pointers of each step, from which the weights of a hypothesis are traced back."""
-
-    weights_BKTS: Tensor  # of the hypotheses before each step
-    parent_BKT: Tensor  # the hypotheses that were continued at each step
-
-    def record(self, step_B: Tensor, parent_BK: Tensor | None, weights_BKS: Tensor) -> None:
-        """Write the step number `step_B` (from 0) of each sentence. Without parents, each slot continued its own."""
-        rows_B = torch.arange(len(step_B), device=step_B.device)
-        if parent_BK is None:
-            parent_BK = torch.arange(self.parent_BKT.shape[1], device=step_B.device).expand(len(step_B), -1)
-        self.weights_BKTS[rows_B, :, step_B] = weights_BKS
-        self.parent_BKT[rows_B, :, step_B] = parent_BK
-
-    def resize(self, room: int, positions: int) -> "History":
-        """Return a history with room for this many steps, and this many source positions."""
-        steps = room - self.parent_BKT.shape[2]
-        columns = positions - self.weights_BKTS.shape[3]
-        if not steps and not columns:
-            return self
-        return History(F.pad(self.weights_BKTS, (0, columns, 0, steps)), F.pad(self.parent_BKT, (0, steps)))
-
-    def trace_back(self, step_B: Tensor) -> Tensor:
-        """Return weights_BKTS of the hypotheses after `step_B` steps, by following the parents from the last one."""
-        sentences, slots, steps = self.parent_BKT.shape
-        rows_B1 = torch.arange(sentences, device=step_B.device).unsqueeze(1)
-        slot_BK = torch.arange(slots, device=step_B.device).expand(sentences, -1)
-        weights = []
-        for t in range(steps - 1, -1, -1):
-            was_taken_B1 = (t < step_B).unsqueeze(1)
-            slot_BK = torch.where(was_taken_B1, self.parent_BKT[rows_B1, slot_BK, t], slot_BK)
-            weights.append(self.weights_BKTS[rows_B1, slot_BK, t])
-        return torch.stack(weights[::-1], 2)
-
-
 class ActiveBatch(NamedTuple):
     """The sentences that are being searched: encoder memory, decoder state, hypotheses and inputs."""
 
@@ -110,7 +81,6 @@ class ActiveBatch(NamedTuple):
     state: Any
     beams: Beams
     inputs: SearchInputs
-    history: History | None  # None if no weights are kept
 
     def select(self, rows_B: Tensor) -> "ActiveBatch":
         """Return the given sentences."""
@@ -131,26 +101,21 @@ class ActiveBatch(NamedTuple):
 
     def make_room(self, tokens: int) -> "ActiveBatch":
         """Return the batch with room for this many target tokens of each hypothesis, rounded up."""
-        beams, history = self.beams.make_room(tokens), self.history
-        if history is not None:
-            history = history.resize(beams.tokens_BKT.shape[2], history.weights_BKTS.shape[3])
-        return self._replace(state=self.state.make_room(tokens), beams=beams, history=history)
+        return self._replace(state=self.state.make_room(tokens), beams=self.beams.make_room(tokens))
 
     def resize_source(self, positions: int) -> "ActiveBatch":
         """Return the batch with this many source positions, the last ones padding. No sentence may be longer."""
         if positions == self.memory.positions:
             return self
-        history = self.history
         return self._replace(
             memory=self.memory.resize_source(positions),
             state=self.state.resize_source(positions),
             beams=self.beams.resize_source(positions),
-            history=None if history is None else history.resize(history.parent_BKT.shape[2], positions),
         )
 
 
-def init_beams(length_B: Tensor, positions: int, config: SearchConfig, dtype: torch.dtype) -> Beams:
-    """Return beams without tokens, for sources of `length_B` pieces padded to `positions`.
+def init_beams(length_B: Tensor, positions: int, config: SearchConfig, keep_weights: bool, dtype: torch.dtype) -> Beams:
+    """Return beams without tokens, for sources of `length_B` pieces padded to `positions` and a model of `dtype`.
 
     The slots of a sentence start out equal, so all but its first get a score of -inf. Samples are independent: each
     slot counts.
@@ -162,11 +127,13 @@ def init_beams(length_B: Tensor, positions: int, config: SearchConfig, dtype: to
     score_BK = torch.zeros(shape_BK, dtype=score_dtype, device=device)
     if not config.sample:
         score_BK[:, 1:] = float("-inf")
-    log_coverage_BK = coverage_BKS = None
+    log_coverage_BK = coverage_BKS = weights_BKTS = None
     if config.coverage_penalty:
         log_coverage_BK = torch.zeros(shape_BK, dtype=accumulation_dtype(dtype), device=device)
         padding_BS = torch.arange(positions, device=device) >= length_B.unsqueeze(1)  # counts as covered
         coverage_BKS = padding_BS.to(accumulation_dtype(dtype)).unsqueeze(1).repeat(1, config.width, 1)
+    if keep_weights:
+        weights_BKTS = torch.zeros((*shape_BK, 0, positions), dtype=accumulation_dtype(dtype), device=device)
     return Beams(
         tokens_BKT=torch.zeros((*shape_BK, 0), dtype=torch.int64, device=device),
         last_token_BK=torch.full(shape_BK, BOS, device=device),
@@ -175,6 +142,7 @@ def init_beams(length_B: Tensor, positions: int, config: SearchConfig, dtype: to
         finished_BK=torch.zeros(shape_BK, dtype=torch.bool, device=device),
         log_coverage_BK=log_coverage_BK,
         coverage_BKS=coverage_BKS,
+        weights_BKTS=weights_BKTS,
         step_B=torch.zeros_like(length_B),
     )
 
@@ -198,9 +166,7 @@ def finalize_hypotheses(batch: ActiveBatch, config: SearchConfig) -> Iterator[tu
         ranking_score_BK = torch.zeros_like(ranking_score_BK)
     order_BK = ranking_score_BK.argsort(dim=1, descending=True, stable=True)[:, : config.n_best]
     rows_B1 = torch.arange(len(order_BK), device=order_BK.device).unsqueeze(1)
-    weights_BKTS = None
-    if batch.history is not None:
-        weights_BKTS = batch.history.trace_back(beams.step_B)[rows_B1, order_BK].cpu()
+    weights_BKTS = None if beams.weights_BKTS is None else beams.weights_BKTS[rows_B1, order_BK].cpu()
     tensors = (beams.tokens_BKT, beams.score_BK, ranking_score_BK)
     columns = [tensor[rows_B1, order_BK].tolist() for tensor in tensors]
     lengths = batch.inputs.source_length_B.tolist()

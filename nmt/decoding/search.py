@@ -22,13 +22,12 @@ from nmt.data.batch import SHAPE_MULTIPLE
 from nmt.decoding.beams import (
     ActiveBatch,
     Beams,
-    History,
     Hypothesis,
     SearchInputs,
     finalize_hypotheses,
     init_beams,
 )
-from nmt.decoding.step import SearchModel, StepOutput, advance, log_probabilities
+from nmt.decoding.step import SearchModel, advance, log_probabilities
 from nmt.model.kernels.cuda_graphs import GraphedModel
 from nmt.model.numerics import accumulation_dtype
 from nmt.model.parts import resize_last, select_rows
@@ -36,7 +35,7 @@ from nmt.model.parts import resize_last, select_rows
 LENGTH_MULTIPLE = 16  # on a GPU, lengths are padded to a multiple of this number of positions
 REFILL_DIVISOR = 16  # refill a batch when 1 / REFILL_DIVISOR of it is done; every refill copies tensors
 
-StepFn = Callable[..., tuple[Any, Beams, StepOutput]]
+StepFn = Callable[..., tuple[Any, Beams, Tensor, Tensor]]
 
 
 class Literals(NamedTuple):
@@ -76,25 +75,27 @@ def search_translations(
     count_done = AsyncCounter(delayed=device.type == "cuda")
     batch = waiting.take(batch_size)
     most_steps = 1  # of all sentences in the batch
-    with graph_step(model, config, keep_weights) as step:
+    with graph_step(model, config) as step:
         while True:
             most_steps += 1
-            batch, output = take_step(step, batch.make_room(most_steps))
-            num_active = len(output.done_B) - count_done(output.num_done)
+            batch = batch.make_room(most_steps)
+            state, beams, done_B, num_done = step(batch.state, batch.beams, batch.memory, batch.inputs)
+            batch = batch._replace(state=state, beams=beams)
+            num_active = len(done_B) - count_done(num_done)
             size = min(round_up_batch_size(num_active + len(waiting), device), batch_size)
             should_refill = len(waiting) > 0 and size - num_active >= max(1, size // REFILL_DIVISOR)
-            if size == len(output.done_B) and not should_refill:
+            if size == len(done_B) and not should_refill:
                 continue
-            yield from return_hypotheses(batch, output.done_B, config)
-            num_active = len(output.done_B) - int(output.done_B.sum())  # `count_done` may be late
+            yield from return_hypotheses(batch, done_B, config)
+            num_active = len(done_B) - int(done_B.sum())  # `count_done` may be late
             size = min(round_up_batch_size(num_active + len(waiting), device), batch_size)
             if not size:
                 return
             # Where too few sentences wait, some that are done stay in the batch, behind the others.
             num_new = min(size - num_active, len(waiting))
-            rows_B = output.done_B.nonzero().squeeze(1)
-            if size < len(output.done_B):
-                batch = batch.select(output.done_B.int().argsort(stable=True)[:size])
+            rows_B = done_B.nonzero().squeeze(1)
+            if size < len(done_B):
+                batch = batch.select(done_B.int().argsort(stable=True)[:size])
                 rows_B = torch.arange(num_active, size, device=device)
             if num_new:
                 batch = replace_sentences(batch, rows_B, waiting.take(num_new))
@@ -115,15 +116,6 @@ def replace_sentences(batch: ActiveBatch, rows_B: Tensor, new: ActiveBatch) -> A
     return batch.resize_source(positions).replace(rows_B, new.make_room(steps).resize_source(positions))
 
 
-def take_step(step: StepFn, batch: ActiveBatch) -> tuple[ActiveBatch, StepOutput]:
-    """Return the batch after `step`, which is `advance` with its first arguments, and what else the step returns."""
-    step_B = None if batch.history is None else batch.beams.step_B.clone()  # a CUDA graph overwrites it
-    state, beams, output = step(batch.state, batch.beams, batch.memory, batch.inputs)
-    if batch.history is not None and step_B is not None and output.weights_BKS is not None:
-        batch.history.record(step_B, output.parent_BK, output.weights_BKS)
-    return batch._replace(state=state, beams=beams), output
-
-
 def return_hypotheses(
     batch: ActiveBatch, done_B: Tensor, config: SearchConfig
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
@@ -134,12 +126,11 @@ def return_hypotheses(
         batch.sentence_B[rows_B] = -1
 
 
-def graph_step(model: SearchModel, config: SearchConfig, keep_weights: bool) -> AbstractContextManager[StepFn]:
+def graph_step(model: SearchModel, config: SearchConfig) -> AbstractContextManager[StepFn]:
     """Return a context with `advance` for this model and these settings: for a `GraphedModel` as CUDA graphs."""
     if not isinstance(model, GraphedModel):
-        return nullcontext(partial(advance, model, config, keep_weights))
-    settings = replace(config, seed=1, batch_tokens=None)  # without those that a step ignores
-    return model.lend_graphs(advance, settings, keep_weights)
+        return nullcontext(partial(advance, model, config))
+    return model.lend_graphs(advance, replace(config, seed=1, batch_tokens=None))  # without what a step ignores
 
 
 class WaitingSentences:
@@ -157,7 +148,8 @@ class WaitingSentences:
         literals: Literals | None,
     ) -> None:
         """Arguments are as in `search_translations`. If the batch is larger, copies of a sentence fill it up."""
-        self.model, self.config, self.keep_weights, self.batch_size = model, config, keep_weights, batch_size
+        self.model, self.config, self.batch_size = model, config, batch_size
+        self.keep_weights = keep_weights and model.attends
         rows_B = torch.arange(max(batch_size, len(source_BS)), device=source_BS.device)
         is_idle_B = rows_B >= len(source_BS)
         rows_B = rows_B.clamp(max=len(source_BS) - 1)
@@ -192,14 +184,9 @@ class WaitingSentences:
         length_B = inputs.source_length_B
         positions = round_up_length(int(length_B.max()), device)
         memory, state = self.model.start(resize_last(self.source_BS[rows_B], positions, PAD), length_B)
-        beams = init_beams(length_B, positions, self.config, self.model.dtype)
-        state, beams, output = advance(self.model, self.config, self.keep_weights, state, beams, memory, inputs)
-        history = None
-        if output.weights_BKS is not None:
-            weights_BK1S = output.weights_BKS.expand(-1, self.config.width, -1).unsqueeze(2)
-            history = History(weights_BK1S, torch.zeros_like(beams.length_BK).unsqueeze(2))
-        batch = ActiveBatch(self.sentence_B[rows_B], memory, state, beams, inputs, history)
-        return batch.make_room(1)
+        beams = init_beams(length_B, positions, self.config, self.keep_weights, self.model.dtype)
+        state, beams, *_ = advance(self.model, self.config, state, beams, memory, inputs)
+        return ActiveBatch(self.sentence_B[rows_B], memory, state, beams, inputs).make_room(1)
 
 
 def init_inputs(

@@ -11,7 +11,7 @@ Shapes: B sentences, K hypotheses of each, C continuations of a hypothesis, N = 
 and T target positions, V vocabulary, G blocks of the vocabulary, P prefix positions, M literal pieces.
 """
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -39,15 +39,6 @@ class SearchModel(Protocol):
     def start(self, source_BS: Tensor, length_B: Tensor) -> tuple[Any, Any]: ...
     def decode(self, tokens_NT: Tensor, state: Any, memory: Any) -> tuple[Tensor, Tensor | None, Any]: ...
     def logits(self, features: Tensor) -> Tensor: ...
-
-
-class StepOutput(NamedTuple):
-    """What a step returns besides the new state and hypotheses. The next step may overwrite it."""
-
-    done_B: Tensor  # whether the search of each sentence is over
-    num_done: Tensor  # number of sentences that are done
-    parent_BK: Tensor | None  # the hypotheses that were continued; None if each slot continues its own
-    weights_BKS: Tensor | None  # the attention weights of the hypotheses before this step, if they are kept
 
 
 def log_probabilities(logits_NV: Tensor) -> Tensor:
@@ -109,6 +100,15 @@ def update_coverage(beams: Beams, weights_BKS: Tensor) -> Beams:
     return beams._replace(coverage_BKS=coverage_BKS, log_coverage_BK=log_coverage_BK)
 
 
+def record_weights(beams: Beams, weights_BKS: Tensor) -> Beams:
+    """Write the attention weights of a step to the place of its token."""
+    assert beams.weights_BKTS is not None
+    sentences, slots, _, positions = beams.weights_BKTS.shape
+    position_BK1S = beams.step_B.view(-1, 1, 1, 1).expand(-1, slots, 1, positions)
+    weights_BK1S = weights_BKS.expand(-1, slots, -1).unsqueeze(2)
+    return beams._replace(weights_BKTS=beams.weights_BKTS.scatter(2, position_BK1S, weights_BK1S))
+
+
 def top_continuations(x_BKV: Tensor, k: int) -> Tensor:
     """Return the indices of the k largest values of each row, in descending order of value.
 
@@ -156,6 +156,7 @@ def append_tokens(beams: Beams, parent_BK: Tensor | None, token_BK: Tensor, scor
             finished_BK=beams.finished_BK.gather(1, parent_BK),
             log_coverage_BK=None if beams.log_coverage_BK is None else beams.log_coverage_BK.gather(1, parent_BK),
             coverage_BKS=None if beams.coverage_BKS is None else beams.coverage_BKS[rows_B1, parent_BK],
+            weights_BKTS=None if beams.weights_BKTS is None else beams.weights_BKTS[rows_B1, parent_BK],
         )
     position_BK1 = beams.step_B.view(-1, 1, 1).expand(*token_BK.shape, 1)
     return beams._replace(
@@ -228,15 +229,12 @@ def is_done(beams: Beams, config: SearchConfig, inputs: SearchInputs) -> Tensor:
 
 
 def advance(
-    model: SearchModel,
-    config: SearchConfig,
-    keep_weights: bool,
-    state: Any,
-    beams: Beams,
-    memory: Any,
-    inputs: SearchInputs,
-) -> tuple[Any, Beams, StepOutput]:
-    """Decode one token of each hypothesis. Return the new state and hypotheses, and what else came of it.
+    model: SearchModel, config: SearchConfig, state: Any, beams: Beams, memory: Any, inputs: SearchInputs
+) -> tuple[Any, Beams, Tensor, Tensor]:
+    """Decode one token of each hypothesis.
+
+    Return the new state and hypotheses, done_B, whether the search of each sentence is over, and the number of
+    sentences for which it is. The next step may overwrite the latter two.
 
     State and hypotheses must have room for it, except for the first token. Before that all hypotheses of a sentence are
     equal, and the state has one row for each sentence.
@@ -249,12 +247,12 @@ def advance(
     features_NTD, weights, state = model.decode(last_token_BK.reshape(-1, 1), state, memory)
     logp_BKV = log_probabilities(model.logits(features_NTD[:, 0])).unflatten(0, (sentences, -1)).expand(-1, slots, -1)
     logp_BKV = filter_logits(logp_BKV, beams, inputs)
-    weights_BKS = None
-    if weights is not None and (keep_weights or config.coverage_penalty):
+    if weights is not None:
         weights_BKS = weights.view(sentences, -1, memory.positions)
-    if config.coverage_penalty:
-        assert weights_BKS is not None
-        beams = update_coverage(beams, weights_BKS)
+        if config.coverage_penalty:
+            beams = update_coverage(beams, weights_BKS)
+        if beams.weights_BKTS is not None:
+            beams = record_weights(beams, weights_BKS)
     parent_BK = None
     if inputs.uniform_BTK is not None:
         step_B = beams.step_B.clamp(max=inputs.uniform_BTK.shape[1] - 1)  # sentences beyond the last step are done
@@ -269,4 +267,4 @@ def advance(
         state = select_rows(state, (first_row_B1 + parent_BK).flatten())
     done_B = is_done(beams, config, inputs)
     beams = beams._replace(finished_BK=beams.finished_BK | done_B.unsqueeze(1))  # sentences may stay in the batch
-    return state, beams, StepOutput(done_B, done_B.sum(), parent_BK, weights_BKS if keep_weights else None)
+    return state, beams, done_B, done_B.sum()

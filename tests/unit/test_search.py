@@ -2,7 +2,6 @@
 
 import itertools
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +22,7 @@ from nmt.config import BOS, EOS, PAD, SearchConfig
 from nmt.decoding import search as search_module
 from nmt.decoding import step
 from nmt.decoding.batches import choose_batch_size
-from nmt.decoding.beams import ActiveBatch, Hypothesis
+from nmt.decoding.beams import Beams, Hypothesis
 from nmt.decoding.search import Literals, score_targets
 from nmt.decoding.step import log_probabilities, top_continuations
 from nmt.model.ensemble import Ensemble
@@ -287,37 +286,36 @@ def test_shapes_of_a_gpu_do_not_change_results(
         for row in range(sentences)
         for hypotheses in search(model, *single_sentence(row, source_BS, length_B), config, keep_weights=True)
     ]
-    sizes = watch_batches(monkeypatch, lambda batch: len(batch.sentence_B))
+    shapes = watch_tokens(monkeypatch)
     assert_equal_results(
         search(model, source_BS, length_B, config, keep_weights=True, batch_size=batch_size), one_by_one
     )
-    assert {*sizes} <= {1, 2, 4, 8}
+    assert {sentences for sentences, *_ in shapes} <= {1, 2, 4, 8}
 
 
-def watch_batches(monkeypatch: pytest.MonkeyPatch, measure: Callable[[ActiveBatch], int]) -> list[int]:
-    """Return a list that gets a measurement of the batch at each step."""
-    measured: list[int] = []
-    take_step = search_module.take_step
+def watch_tokens(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Return a list that gets the shape of the tokens of all hypotheses, BKT, at each step but the first."""
+    shapes: list[tuple[int, ...]] = []
 
-    def measure_and_step(step: Any, batch: ActiveBatch) -> Any:
-        measured.append(measure(batch))
-        return take_step(step, batch)
+    def watch_and_advance(model: Any, config: SearchConfig, state: Any, beams: Beams, *given: Any) -> Any:
+        shapes.extend([tuple(beams.tokens_BKT.shape)] if beams.tokens_BKT.shape[2] else [])
+        return step.advance(model, config, state, beams, *given)
 
-    monkeypatch.setattr(search_module, "take_step", measure_and_step)
-    return measured
+    monkeypatch.setattr(search_module, "advance", watch_and_advance)
+    return shapes
 
 
 @pytest.mark.parametrize("style", ["luong", "transformer"])
 def test_room_for_a_long_translation_is_dropped(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After it, other sentences take the places of those that are done."""
     monkeypatch.setattr("nmt.model.parts.ROOM_MULTIPLE", 4)
-    rooms = watch_batches(monkeypatch, lambda batch: batch.beams.tokens_BKT.shape[2])
+    shapes = watch_tokens(monkeypatch)
     source_BS, length_B, _ = make_ragged_batch((5,) * 30)
     config = SearchConfig(beam=2, max_ratio=0, max_length=60)  # 20 tokens after the prefix
     prefixes = [[4] * 40, *[[4]] * 29]
     results = search(sharpen(make_model(style)), source_BS, length_B, config, prefixes=prefixes, batch_size=2)
-    assert len(results[0][0].tokens) > 40 and max(rooms) > 40
-    assert rooms[-1] <= 24
+    rooms = [room for *_, room in shapes]
+    assert len(results[0][0].tokens) > 40 < max(rooms) and rooms[-1] <= 24
 
 
 def test_finished_sentences_are_looked_for_only_when_the_batch_changes(monkeypatch: pytest.MonkeyPatch) -> None:
