@@ -39,16 +39,14 @@ class PreparedLine(NamedTuple):
     languages: tuple[str, str]  # codes of source and target
     in_capitals: bool  # whether the line was in capitals, and is in small letters now
     prefix: str = ""  # text that the translation begins with, as the search sees it
-    shown_prefix: str = ""  # the same before it was put in small letters
 
     def finish(self, translation: str) -> str:
         """Undo the preparation in the translation."""
         if self.in_capitals:
-            size = len(self.prefix) if translation.startswith(self.prefix) else 0
-            language = self.languages[1]
-            words = translation[size:].split(" ")
-            words = [word if word == UNKNOWN_WORD else to_upper(word, language) for word in words]
-            translation = (self.shown_prefix if size else "") + " ".join(words)
+            words = translation.split(" ")
+            translation = " ".join(
+                word if word == UNKNOWN_WORD else to_upper(word, self.languages[1]) for word in words
+            )
         return restore_literals(translation, self.translations)
 
     def restore_pieces(self, source: Sequence[str], target: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -117,8 +115,10 @@ class Preparer:
         originals = {piece: line[r.start : r.end] for piece, r in kept.items()}
         translations = {piece: r.translation for piece, r in kept.items()}
         of_prefix = self.find_in_prefix(prefix, originals, translations)
-        shown_prefix = replace_all(prefix, [(replacement, piece) for piece, replacement in of_prefix.items()])
-        in_capitals = self.config.capitals and is_in_capitals(text) and shown_prefix == shown_prefix.upper()
+        new_prefix = replace_all(prefix, [(replacement, piece) for piece, replacement in of_prefix.items()])
+        small_prefix = to_lower(new_prefix, self.languages[1])
+        has_prefix_in_capitals = to_upper(small_prefix, self.languages[1]) == new_prefix
+        in_capitals = self.config.capitals and is_in_capitals(text) and has_prefix_in_capitals
         return PreparedLine(
             text=to_lower(text, self.languages[0]) if in_capitals else text,
             originals=originals,
@@ -126,8 +126,7 @@ class Preparer:
             left_out=left_out,
             languages=self.languages,
             in_capitals=in_capitals,
-            prefix=to_lower(shown_prefix, self.languages[1]) if in_capitals else shown_prefix,
-            shown_prefix=shown_prefix,
+            prefix=small_prefix if in_capitals else new_prefix,
         )
 
     def find_in_prefix(

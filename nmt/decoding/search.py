@@ -71,7 +71,9 @@ def search_translations(
     batch_size = min(batch_size or len(source_BS), len(source_BS))
     if batch_size == len(source_BS):  # no others wait for the idle rows that fill up the batch
         batch_size = choose_first_size(batch_size, device)
-    waiting = WaitingSentences(model, source_BS, length_B, config, keep_weights, prefixes, batch_size, literals)
+    inputs = init_inputs(source_BS, length_B, config, model.dtype, prefixes, literals)
+    batches = encode_sentences(model, source_BS, inputs, config, keep_weights, batch_size)
+    waiting = WaitingSentences(batches, max(batch_size, len(source_BS)))
     count_done = AsyncCounter(delayed=device.type == "cuda")
     batch = waiting.take(batch_size)
     most_steps = 1  # of all sentences in the batch
@@ -133,60 +135,51 @@ def graph_step(model: SearchModel, config: SearchConfig) -> AbstractContextManag
     return model.lend_graphs(advance, replace(config, seed=1, batch_tokens=None))  # without what a step ignores
 
 
-class WaitingSentences:
-    """Sentences whose search has not begun. They are encoded a batch at a time."""
+def encode_sentences(
+    model: SearchModel,
+    source_BS: Tensor,
+    inputs: SearchInputs,
+    config: SearchConfig,
+    keep_weights: bool,
+    batch_size: int,
+) -> Iterator[ActiveBatch]:
+    """Encode sentences, `batch_size` at a time, and yield them with the first token of their hypotheses decoded.
 
-    def __init__(
-        self,
-        model: SearchModel,
-        source_BS: Tensor,
-        length_B: Tensor,
-        config: SearchConfig,
-        keep_weights: bool,
-        prefixes: Sequence[Sequence[int]] | None,
-        batch_size: int,
-        literals: Literals | None,
-    ) -> None:
-        """Arguments are as in `search_translations`. If the batch is larger, copies of a sentence fill it up."""
-        self.model, self.config, self.batch_size = model, config, batch_size
-        self.keep_weights = keep_weights and model.attends
-        rows_B = torch.arange(max(batch_size, len(source_BS)), device=source_BS.device)
-        is_idle_B = rows_B >= len(source_BS)
-        rows_B = rows_B.clamp(max=len(source_BS) - 1)
-        self.source_BS = source_BS[rows_B]
-        self.sentence_B = rows_B.masked_fill(is_idle_B, -1)
-        inputs = select_rows(init_inputs(source_BS, length_B, config, model.dtype, prefixes, literals), rows_B)
-        self.inputs = inputs._replace(max_length_B=inputs.max_length_B.masked_fill(is_idle_B, 0))
-        self.num_taken = self.num_encoded = 0
+    If the batch is larger than all of them, idle copies of a sentence fill it up.
+    """
+    count, device = len(source_BS), source_BS.device
+    for sentence_B in torch.arange(max(batch_size, count), device=device).split(batch_size):
+        is_idle_B, rows_B = sentence_B >= count, sentence_B.clamp(max=count - 1)
+        given = select_rows(inputs, rows_B)
+        given = given._replace(max_length_B=given.max_length_B.masked_fill(is_idle_B, 0))
+        length_B = given.source_length_B
+        positions = round_up_length(int(length_B.max()), device)
+        memory, state = model.start(resize_last(source_BS[rows_B], positions, PAD), length_B)
+        beams = init_beams(length_B, positions, config, keep_weights and model.attends, model.dtype)
+        state, beams, *_ = advance(model, config, state, beams, memory, given)
+        yield ActiveBatch(sentence_B.masked_fill(is_idle_B, -1), memory, state, beams, given).make_room(1)
+
+
+class WaitingSentences:
+    """`count` sentences whose search has not begun, from the batches of `encode_sentences`."""
+
+    def __init__(self, batches: Iterator[ActiveBatch], count: int) -> None:
+        self.batches, self.count = batches, count
+        self.batch: ActiveBatch | None = None  # the last one that was encoded
+        self.row = 0  # its first sentence that waits
 
     def __len__(self) -> int:
-        return len(self.source_BS) - self.num_taken
+        return self.count
 
     def take(self, count: int) -> ActiveBatch:
         """Return the next sentences, after their first step: at most `count`, and at least one."""
-        if self.num_taken == self.num_encoded:
-            self.first_encoded = self.num_encoded
-            self.encoded = self.encode()
-        rows_B = torch.arange(
-            self.num_taken, min(self.num_taken + count, self.num_encoded), device=self.source_BS.device
-        )
-        self.num_taken += len(rows_B)
-        return self.encoded.select(rows_B - self.first_encoded)
-
-    def encode(self) -> ActiveBatch:
-        """Encode the next sentences, and decode the first token of their hypotheses."""
-        device = self.source_BS.device
-        rows_B = torch.arange(
-            self.num_encoded, min(self.num_encoded + self.batch_size, len(self.source_BS)), device=device
-        )
-        self.num_encoded += len(rows_B)
-        inputs = select_rows(self.inputs, rows_B)
-        length_B = inputs.source_length_B
-        positions = round_up_length(int(length_B.max()), device)
-        memory, state = self.model.start(resize_last(self.source_BS[rows_B], positions, PAD), length_B)
-        beams = init_beams(length_B, positions, self.config, self.keep_weights, self.model.dtype)
-        state, beams, *_ = advance(self.model, self.config, state, beams, memory, inputs)
-        return ActiveBatch(self.sentence_B[rows_B], memory, state, beams, inputs).make_room(1)
+        if self.batch is None or self.row == len(self.batch.sentence_B):
+            self.batch, self.row = next(self.batches), 0
+        end = min(self.row + count, len(self.batch.sentence_B))
+        taken = self.batch.select(torch.arange(self.row, end, device=self.batch.sentence_B.device))
+        self.count -= end - self.row
+        self.row = end
+        return taken
 
 
 def init_inputs(
@@ -194,8 +187,8 @@ def init_inputs(
     length_B: Tensor,
     config: SearchConfig,
     dtype: torch.dtype,
-    prefixes: Sequence[Sequence[int]] | None = None,
-    literals: Literals | None = None,
+    prefixes: Sequence[Sequence[int]] | None,
+    literals: Literals | None,
 ) -> SearchInputs:
     """Return what is given for the search of sentences."""
     device = source_BS.device
@@ -261,24 +254,21 @@ class AsyncCounter:
 
     def __init__(self, delayed: bool) -> None:
         self.delayed = delayed
-        self.counts: list[tuple[Tensor, torch.cuda.Event | None]] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Discard the pending count, after the batch has changed."""
+        self.pending: tuple[Tensor, torch.cuda.Event | None] = torch.tensor(0), None
 
     def __call__(self, count: Tensor) -> int:
         if not self.delayed:
             return int(count)
+        previous, copied = self.pending
         copy = count.to("cpu", non_blocking=True, copy=True)
-        copied = torch.cuda.current_stream(count.device).record_event() if count.is_cuda else None
-        self.counts.append((copy, copied))
-        if len(self.counts) == 1:
-            return 0
-        count, copied = self.counts.pop(0)
+        self.pending = copy, torch.cuda.current_stream(count.device).record_event() if count.is_cuda else None
         if copied is not None:
             copied.synchronize()
-        return int(count)
-
-    def reset(self) -> None:
-        """Discard pending counts, after the batch has changed."""
-        self.counts.clear()
+        return int(previous)
 
 
 # ----------------------------------------------------------------------------------------------------- forced decoding

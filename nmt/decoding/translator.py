@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from nmt.config import EOS, SearchConfig
 from nmt.data.batch import make_batch
-from nmt.data.tokenizer import LanguageTokenizer, Tokenizer
+from nmt.data.tokenizer import Tokenizer
 from nmt.data.words import split_words
 from nmt.decoding.alignment import EOS_PIECE, Record
 from nmt.decoding.batches import default_batch_tokens, run_in_batches
@@ -210,7 +210,8 @@ class Translator:
             UserError: memory is too small for a single pair.
         """
         source_parts, target_parts = (
-            split_unspaced_words(lines, side) if segment else [[[word] for word in line] for line in lines]
+            # A word tokenizer cannot encode parts of words.
+            [split_words(line) if segment and side.has_byte_fallback else [[word] for word in line] for line in lines]
             for lines, side in ((sources, self.tokenizer.source), (targets, self.tokenizer.target))
         )
         sources, targets = (
@@ -357,14 +358,6 @@ def split_long_line(ids: list[int], pieces: list[str], limit: int) -> list[list[
         parts.append(ids[start:end])
         start = end
     return [*parts, ids[start:]]
-
-
-def split_unspaced_words(lines: Sequence[list[str]], side: LanguageTokenizer) -> list[list[list[str]]]:
-    """Return the parts of the space-separated words of lines, several for scripts without spaces.
-
-    A word tokenizer cannot encode parts of words, so for it nothing is split.
-    """
-    return [split_words(line) if side.has_byte_fallback else [[word] for word in line] for line in lines]
 
 
 def warn_of_long_sources(model: SearchModel, lengths: Sequence[int] | np.ndarray, what: str) -> None:

@@ -147,7 +147,8 @@ def test_special_pieces_are_not_put_in_capitals() -> None:
     "line, prefix, text, expected",
     [
         ("DER HUND LÄUFT", "the dog", "DER HUND LÄUFT", "the dog"),
-        ("DER HUND LÄUFT", "THE STRAẞE", "der hund läuft", "the straße"),
+        ("DER HUND LÄUFT", "THE DÖG", "der hund läuft", "the dög"),
+        ("DER HUND LÄUFT", "THE STRAẞE", "DER HUND LÄUFT", "THE STRAẞE"),
         ("DER HUND LÄUFT", "1 %", "der hund läuft", "1 %"),
         ("Der Mann läuft", "THE MAN", "Der Mann läuft", "THE MAN"),
         ("ZIMMER 4711", "ROOM 4711 IS", f"zimmer {A}", f"room {A} is"),
