@@ -185,32 +185,6 @@ def test_normalizers_match_reference_and_ignore_masked_scores(normalizer: str) -
     assert NORMALIZER_FNS[normalizer](torch.full((2, 4), float("nan"))).isnan().all()  # no index error
 
 
-@pytest.mark.parametrize("window", WINDOW_CLASSES)
-@pytest.mark.parametrize("score", DISTINCT_SCORES)
-def test_attention_passes_gradcheck(score: str, window: str, kernels: str) -> None:
-    """Check two steps, with respect to queries, encoder outputs, coverage and all parameters."""
-    length_B, position_BQ = torch.tensor([6, 3]), torch.tensor([[5, 2], [0, 1]])
-    generator = torch.Generator().manual_seed(2)
-    for options in choose_configs(score, window, kernels):
-        attention = make_attention(1, hidden=4, **options)
-        query_BQD = torch.randn(2, 2, 4, generator=generator, dtype=torch.float64, requires_grad=True)
-        values_BSM = torch.randn(2, 6, 4, generator=generator, dtype=torch.float64, requires_grad=True)
-        coverage_BQS = torch.rand(2, 2, 6, generator=generator, dtype=torch.float64, requires_grad=True)
-
-        def run(*inputs: Tensor, attention: Attention = attention, coverage: bool = options["coverage"]) -> Any:
-            query_BQD, values_BSM, coverage_BQS = inputs[:3]
-            memory = attention.project_memory(values_BSM, length_B)
-            maps = attention.get_maps(torch.float64, is_loop=True)
-            results = []
-            for step in range(2):
-                given = query_BQD + step, memory, position_BQ - step, coverage_BQS if coverage else None
-                results += [tensor.flatten() for tensor in attention(*given, maps)]
-            return torch.cat(results)  # gradcheck differentiates each result with respect to each input
-
-        inputs = (query_BQD, values_BSM, coverage_BQS, *attention.parameters())
-        assert torch.autograd.gradcheck(run, inputs, fast_mode=True), describe(options)
-
-
 def combine_with_style(style: str, kernels: str) -> list[tuple[int, dict[str, Any]]]:
     """Return (number, attention options), others for each style. Other settings of the model vary with the number.
 
@@ -304,33 +278,6 @@ def test_forced_decoding_reproduces_search_results(style: str, kernels: str, mon
             if actual.weights_TS is not None:
                 torch.testing.assert_close(actual.weights_TS, forced.weights_TS, msg=describe(options))
     assert num_ended > len(configs) / 4
-
-
-@pytest.mark.parametrize("style", ATTENTION_STYLES)
-def test_other_sentences_in_batch_do_not_affect_translations(style: str, kernels: str) -> None:
-    """Compare n-best lists of each sentence in a batch and alone, in fp32.
-
-    Tokens are compared only if scores differ by more than 1e-4, since near ties may come in either order.
-    """
-    source_BS, length_B, _ = make_ragged_batch((7, 2, 5))
-    num_compared, configs = 0, combine_with_style(style, kernels)
-    for number, options in configs:
-        model = make_attention_model(style, number, **options).float()
-        model.dtype = torch.float32
-        with torch.no_grad():
-            model.output.bias[EOS] += 1
-        beam = choose_beam(kernels, number)
-        config = SearchConfig(beam=beam, n_best=beam, max_length=5)
-        together = search(model, source_BS, length_B, config)
-        for row, length in enumerate(length_B.tolist()):
-            [alone] = search(model, source_BS[row : row + 1, :length], length_B[row : row + 1], config)
-            for actual, expected in zip(together[row], alone, strict=True):
-                assert actual.score == pytest.approx(expected.score, abs=1e-5), describe(options)
-            scores = [hypothesis.score for hypothesis in alone]
-            if all(better - worse > 1e-4 for better, worse in itertools.pairwise(scores)):
-                assert [h.tokens for h in together[row]] == [h.tokens for h in alone], describe(options)
-                num_compared += 1
-    assert num_compared > len(configs)
 
 
 @pytest.mark.parametrize("style", ATTENTION_STYLES)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from builders import VOCABULARY, make_model, make_ragged_batch, randomize_
+from builders import VOCABULARY, make_ragged_batch, randomize_
 from torch import Tensor, nn
 
 from nmt.config import AttentionConfig, ModelConfig, SelfAttentionConfig
@@ -101,23 +101,6 @@ def test_shown_weights_of_layers_and_heads_average_to_the_mean() -> None:
     torch.testing.assert_close(weights_of(None, None), torch.stack(single).mean(0))
     torch.testing.assert_close(weights_of(1, None), torch.stack(single[2:]).mean(0))
     torch.testing.assert_close(weights_of(None, 0), (single[0] + single[2]) / 2)
-
-
-def test_state_grows_in_steps() -> None:
-    model = make_model("transformer")
-    source_BS, length_B, _ = make_ragged_batch()
-    tokens_NT = torch.randint(4, VOCABULARY, (4, 40))
-    with torch.no_grad():
-        memory, state = model.start(source_BS, length_B)
-        expected, _, _ = model.decode(tokens_NT, state, memory)
-        rooms = []
-        for step, token_NT in enumerate(tokens_NT.split(1, 1)):
-            features, _, state = model.decode(token_NT, state.make_room(step + 1), memory)
-            torch.testing.assert_close(features[:, 0], expected[:, step])
-            rooms.append(state.layers[0].keys_NHCA.shape[2])
-            if step == 35:
-                state = state.resize_source(6)
-    assert rooms == [1] + [32] * 31 + [64] * 8
 
 
 def test_local_window_limits_what_a_position_sees() -> None:
