@@ -112,7 +112,7 @@ class TokenizerConfig:
     sampling: float = setting(0.0, "type=bpe: share of merges that are dropped in training (BPE dropout); 0: off")
     normalization: str = setting("identity", "identity | nmt_nfkc")
     split_digits: bool = setting(False, "make each digit 0-9 a piece of its own, so that all numbers are split alike")
-    path: str | None = setting(None, "use this SentencePiece model (BPE or unigram), or that of a run; null: train one")
+    path: str | None = setting(None, "use this SentencePiece model (BPE or unigram) for both sides; null: train one")
     literals: int = setting(0, "pieces that stand for numbers, addresses and tags with search.protect; see augment.*")
 
     def __post_init__(self) -> None:

@@ -38,6 +38,7 @@ JOIN_MARKER = "\U0010fffd"  # before a part of a word that follows another; priv
 FIRST_LITERAL_PIECE = 0xF0000  # the literal pieces are characters from here on; private use, so no text contains them
 LITERAL_PIECE = re.compile("[\U000f0000-\U000f00ff]")
 INVALID_BYTE = re.compile("[\udc80-\udcff]")  # a byte that is not UTF-8, decoded with `surrogateescape`
+BPE = 2  # type of a SentencePiece model
 BYTE_PIECES = 256  # ids after the specials and the user-defined symbols
 MAX_TRAINING_LINE = 1_000  # characters; longer lines are split, since SentencePiece skips lines over 4,192 bytes
 MIN_LINES_FOR_THREADS = 32  # with fewer lines, SentencePiece is faster one by one than in its threads
@@ -101,19 +102,9 @@ class LanguageTokenizer:
         return {self.processor.id_to_piece(i): i for i in range(first, self.vocab_size)}
 
     @cached_property
-    def ids(self) -> dict[str, int]:
-        """Ids of ordinary pieces and user-defined symbols."""
-        return self.symbols | self.vocabulary
-
-    @cached_property
-    def scores(self) -> dict[str, float]:
-        """Scores of ordinary pieces: log-probabilities (unigram) or negative merge ranks (BPE)."""
-        return {piece: self.processor.get_score(i) for piece, i in self.vocabulary.items()}
-
-    @cached_property
     def is_bpe(self) -> bool:
-        """Whether this is a BPE model. SentencePiece does not expose the type, but only a merge rank can be 0."""
-        return max(self.scores.values(), default=0.0) == 0.0
+        """Whether this is a BPE model."""
+        return bool(parse_model(self.model).trainer_spec.model_type == BPE)
 
     @cached_property
     def longest_piece(self) -> int:
@@ -186,11 +177,6 @@ class LanguageTokenizer:
         """Number of ids of `JOIN_MARKER` at the beginning of a line, since no piece contains it."""
         return len(self.processor.encode(JOIN_MARKER))
 
-    def normalized_words(self, line: str) -> list[str]:
-        """Return the words of a line as they are encoded: one for each id of a tokenizer of type `word`."""
-        [text] = self.processor.normalize([line])
-        return [word.removeprefix(SPACE_SYMBOL) for word in NORMALIZED_WORD.findall(text) if word != SPACE_SYMBOL]
-
     def word_indices(self, line: str, ids: Sequence[int]) -> list[int]:
         """Return for each id of a segmented line the index of its word in the line, or -1 for none, like `</s>`.
 
@@ -202,17 +188,16 @@ class LanguageTokenizer:
         owners = group_by_spaces(self.pieces(ids))[1]
         return [-1 if owner < 0 else originals[owner] for owner in owners]
 
-    def _sample_word(self, word: str, sampling: float, rng: random.Random) -> list[int]:
+    def _sample_word(self, word: str, dropout: float, rng: random.Random) -> list[int]:
         longest_first = sorted(map(re.escape, self.symbols), key=len, reverse=True)
         parts = re.split(f"({'|'.join(longest_first)})", word) if self.symbols else [word]
-        pieces: list[str] = []
-        for part in filter(None, parts):
-            is_symbol = part in self.symbols
-            pieces += [part] if is_symbol else segment_with_bpe_dropout(part, self.vocabulary, sampling, rng)
         first_byte = len(SPECIALS) + len(self.symbols)
         ids: list[int] = []
-        for piece in pieces:
-            ids += [self.ids[piece]] if piece in self.ids else [first_byte + byte for byte in piece.encode()]
+        for part in filter(None, parts):
+            is_symbol = part in self.symbols
+            for piece in [part] if is_symbol else segment_with_bpe_dropout(part, self.vocabulary, dropout, rng):
+                known = self.symbols.get(piece, self.vocabulary.get(piece))
+                ids += [first_byte + byte for byte in piece.encode()] if known is None else [known]
         return ids
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
@@ -413,14 +398,10 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     Raises:
         UserError: there is none, or a file is not a SentencePiece model of this program.
     """
-    joint = folder / "tokenizer.model"
-    if joint.exists():
-        side = load_language_tokenizer(joint)
-        return Tokenizer(side, side)
-    return Tokenizer(
-        load_language_tokenizer(folder / "tokenizer.source.model"),
-        load_language_tokenizer(folder / "tokenizer.target.model"),
-    )
+    is_joint = (folder / "tokenizer.model").exists()
+    names = ["tokenizer.model"] if is_joint else ["tokenizer.source.model", "tokenizer.target.model"]
+    sides = [load_language_tokenizer(folder / name) for name in names]
+    return Tokenizer(sides[0], sides[-1])
 
 
 def load_language_tokenizer(path: Path) -> LanguageTokenizer:
@@ -436,16 +417,30 @@ def load_language_tokenizer(path: Path) -> LanguageTokenizer:
 
 
 def check_language_tokenizer(side: LanguageTokenizer, path: str) -> None:
-    """Raise a `UserError` if the model from a file is not usable: it may be damaged, or made to do harm."""
-    problem = "it is not a SentencePiece model, or its ids differ"
+    """Raise a `UserError` if the model from a file is not usable: it may be damaged, or made to do harm.
+
+    Special and byte pieces must have the expected ids, text that spells their names must be encoded as plain text, and
+    the normalization must not replace a character by a long text.
+    """
     try:
-        if (longest := longest_replacement(side.model)) > MAX_REPLACEMENT_BYTES:
-            problem = f"it would replace a character by {longest:,} bytes"
-        elif has_expected_ids(side):
-            return
+        model = parse_model(side.model)
+        # A `NormalizerSpec` has the length of an index of what is replaced, the index, and the replacements end to end.
+        maps = [spec.precompiled_charsmap for spec in (model.normalizer_spec, model.denormalizer_spec)]
+        texts = [text for map_ in maps for text in map_[4 + int.from_bytes(map_[:4], "little") :].split(b"\0")]
+        if max(map(len, texts)) <= MAX_REPLACEMENT_BYTES and all(isfinite(piece.score) for piece in model.pieces):
+            byte_pieces = [f"<0x{byte:02X}>" for byte in range(BYTE_PIECES)] if side.has_byte_fallback else []
+            first_pieces = [*SPECIALS, *side.symbols, *byte_pieces]
+            text = " ".join(piece.removeprefix(SPACE_SYMBOL) for piece in first_pieces)
+            [ids] = side.encode([text])
+            survives = side.decode(ids) == text if side.has_byte_fallback else len(ids) == len(first_pieces)
+            if survives and side.pieces(range(side.vocab_size))[: len(first_pieces)] == first_pieces:
+                return
     except (RuntimeError, IndexError, ValueError):
         pass
-    raise UserError(f"{path} is not a tokenizer of this program: {problem}")
+    raise UserError(
+        f"{path} is not a tokenizer of this program: it is no SentencePiece model, its ids differ, or it replaces a "
+        "character by a long text"
+    )
 
 
 def parse_model(data: bytes) -> Any:
@@ -464,32 +459,3 @@ def parse_model(data: bytes) -> Any:
     if not model.pieces:
         raise ValueError("no pieces")
     return model
-
-
-def longest_replacement(data: bytes) -> int:
-    """Return the most bytes by which the normalization of a SentencePiece model replaces one or a few characters.
-
-    A `NormalizerSpec` stores the length of an index of what is replaced, the index, and the replacements end to end.
-    """
-    model = parse_model(data)
-    maps = [spec.precompiled_charsmap for spec in (model.normalizer_spec, model.denormalizer_spec)]
-    texts = [text for map_ in maps for text in map_[4 + int.from_bytes(map_[:4], "little") :].split(b"\0")]
-    return max(map(len, texts), default=0)
-
-
-def has_expected_ids(side: LanguageTokenizer) -> bool:
-    """Return whether special and byte pieces have the expected ids, and all pieces have scores.
-
-    Text that spells their names must be encoded as plain text, too.
-
-    Raises:
-        ValueError: a piece is not UTF-8.
-        RuntimeError: this is not a model.
-    """
-    byte_pieces = [f"<0x{byte:02X}>" for byte in range(BYTE_PIECES)] if side.has_byte_fallback else []
-    first_pieces = [*SPECIALS, *side.symbols, *byte_pieces]
-    text = " ".join(piece.removeprefix(SPACE_SYMBOL) for piece in first_pieces)
-    [ids] = side.encode([text])
-    survives = side.decode(ids) == text if side.has_byte_fallback else len(ids) == len(first_pieces)
-    has_scores = all(isfinite(side.processor.get_score(i)) for i in range(side.vocab_size))
-    return survives and has_scores and side.pieces(range(side.vocab_size))[: len(first_pieces)] == first_pieces

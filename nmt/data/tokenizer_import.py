@@ -5,7 +5,6 @@ the 256 bytes, then all other pieces in their old order, so that the same text i
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from nmt.config import BOS, EOS, PAD, UNK
 from nmt.data.tokenizer import (
@@ -15,7 +14,6 @@ from nmt.data.tokenizer import (
     LanguageTokenizer,
     Tokenizer,
     check_language_tokenizer,
-    load_tokenizer,
     parse_model,
 )
 from nmt.errors import UserError
@@ -25,22 +23,14 @@ MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 
 
 def import_tokenizer(path: str, symbols: Sequence[str]) -> Tokenizer:
-    """Return the tokenizer of a SentencePiece model file for both sides, or that of a run.
+    """Return the tokenizer of a SentencePiece model file, for both sides.
 
     Args:
-        symbols: user-defined symbols to add to those that a file has. A run must have them.
+        symbols: user-defined symbols to add to those that the model has.
 
     Raises:
         UserError: there is no model, or it cannot be used.
     """
-    if Path(path).is_dir():
-        tokenizer = load_tokenizer(Path(path))
-        if missing := [symbol for symbol in symbols if symbol not in tokenizer.source.symbols]:
-            raise UserError(
-                f"tokenizer.path={path}: the tokenizer lacks {missing[0]!r}, one of the tags or pieces of "
-                "tokenizer.literals of this run"
-            )
-        return tokenizer
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_MODEL_BYTES)
