@@ -6,7 +6,7 @@ of our own, whose errors name file and line. Nothing of a refused file is cached
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from glob import escape
@@ -88,25 +88,21 @@ def map_table(path: Path) -> pa.Table:
     return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
 
 
-def cache_tables(tables: Iterable[pa.Table | pa.RecordBatch], key: object, data: DataConfig) -> pa.Table:
-    """Return the pairs of these tables, memory-mapped from a file of the cache that is found by the key."""
+# ---------------------------------------------------------------------------------------------------- line-based files
+def read_lines(data: DataConfig, split: str) -> pa.Table:
+    """Read the pairs of line-based files, or map them from the cache, which has them by a digest of the files."""
+    files = find_files(data, split)
+    assert files is not None
 
     def fill(part: Path) -> None:
         with pa.OSFile(str(part / PAIRS_FILE), "wb") as file, pa.ipc.new_stream(file, TEXT_SCHEMA) as writer:
-            for table in tables:
-                writer.write(table)
+            for batch in read_shards(files, data):
+                writer.write_batch(batch)
 
-    folder = cache_folder(data) / "text" / xxh3_128(repr((TEXT_CACHE_VERSION, key)).encode()).hexdigest()
-    return map_table(get_or_build(folder, fill) / PAIRS_FILE)
-
-
-# ---------------------------------------------------------------------------------------------------- line-based files
-def read_lines(data: DataConfig, split: str) -> pa.Table:
-    """Read the pairs of line-based files, cached under a digest of the files."""
-    files = find_files(data, split)
-    assert files is not None
     digests = [(str(path.resolve()), digest_file(path)) for path in files.paths]
-    return cache_tables(read_shards(files, data), (data.format, files.columns, digests), data)
+    key = repr((TEXT_CACHE_VERSION, data.format, files.columns, digests))
+    folder = get_or_build(cache_folder(data) / "text" / xxh3_128(key.encode()).hexdigest(), fill)
+    return map_table(folder / PAIRS_FILE)
 
 
 def digest_file(path: Path) -> str:
@@ -162,45 +158,32 @@ def read_dataset(data: DataConfig, split: str) -> pa.Table:
     if data.streaming:
         return pa.concat_tables([TEXT_SCHEMA.empty_table(), *stream_pairs(data, split)])
     with convert_errors(data):
-        dataset = open_dataset(data, split, streaming=False).with_format("arrow")
-        pairs = dataset.map(  # cached under a digest of the files, the function and its arguments
-            select_texts,
-            fn_kwargs=describe_columns(data, split),
-            batched=True,
-            batch_size=READ_BATCH_SIZE,
-            with_indices=True,
-            remove_columns=dataset.column_names,
-        )
-    return pairs.data.table
+        return select_texts(open_dataset(data, split, streaming=False).data.table, 0, data, split)
 
 
 def stream_pairs(data: DataConfig, split: str) -> Iterator[pa.Table]:
     """Yield the same pairs as `read_dataset` without caching them or downloading other splits."""
     row = 0
     with convert_errors(data):
-        dataset = open_dataset(data, split, streaming=True).with_format("arrow")
-        for table in dataset.iter(READ_BATCH_SIZE):
-            yield select_texts(table, [row], **describe_columns(data, split))
+        for table in open_dataset(data, split, streaming=True).with_format("arrow").iter(READ_BATCH_SIZE):
+            yield select_texts(table, row, data, split)
             row += len(table)
 
 
-def describe_columns(data: DataConfig, split: str) -> dict[str, str]:
-    return {"source": data.source, "target": data.target, "where": f"the split {split} of {data.path}"}
-
-
-def select_texts(table: pa.Table, rows: Sequence[int], source: str, target: str, where: str) -> pa.Table:
+def select_texts(table: pa.Table, first: int, data: DataConfig, split: str) -> pa.Table:
     """Return two columns, which may be nested as in `translation.de`, as checked text.
 
-    rows: the number of rows before this table, then anything.
+    first: the number of rows of the split before this table.
 
     Raises:
         UserError: there is no such column, or a value is null, of a type that holds no text, or not UTF-8.
     """
     while any(pa.types.is_struct(kind) for kind in table.schema.types):
         table = table.flatten()  # one level
+    where = f"the split {split} of {data.path}"
     columns = []
-    for key, name in (("source", source), ("target", target)):
-        names = table.column_names
+    for key in SIDES:
+        name, names = getattr(data, key), table.column_names
         if name not in names:
             raise UserError(
                 f"data.{key}={name}: {where} has no such column; it has {list_names(names)}{suggest(name, names)}"
@@ -212,7 +195,7 @@ def select_texts(table: pa.Table, rows: Sequence[int], source: str, target: str,
             columns.append(column.cast(pa.string()))
             columns[-1].validate(full=True)  # a column of strings may contain any bytes
         except pa.ArrowInvalid:
-            reasons = ((row, check_text(value)) for row, value in enumerate(column, rows[0] + 1))
+            reasons = ((row, check_text(value)) for row, value in enumerate(column, first + 1))
             row, reason = next((row, reason) for row, reason in reasons if reason)
             raise UserError(f"{where}: row {row}: '{name}' is {reason}") from None
     return pa.table(columns, schema=TEXT_SCHEMA)

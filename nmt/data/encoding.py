@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import sentencepiece
 from tqdm import tqdm
 from xxhash import xxh3_128
@@ -325,10 +324,8 @@ def text_key(pairs: pa.Table) -> str:
             length_hash.update(np.diff(offsets).data)
             text_hash.update(data)
         keys += [length_hash.hexdigest(), text_hash.hexdigest()]
-    for name in ("sure", "possible") if "sure" in pairs.column_names else ():
-        links = pairs[name].combine_chunks()
-        for numbers in (pc.list_value_length(links), links.flatten().flatten()):
-            keys.append(xxh3_128(numbers.to_numpy().tobytes()).hexdigest())
+    if "sure" in pairs.column_names:
+        keys.append(xxh3_128(repr(pairs.select(["sure", "possible"]).to_pydict()).encode()).hexdigest())
     return " ".join(keys)
 
 

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nmt.config import SIDES, UNK, DataConfig
-from nmt.data.corpus import READ_BATCH_SIZE, cache_tables, load_pairs
-from nmt.data.encoding import text_key
+from nmt.data.corpus import load_pairs
 from nmt.data.readers import TEXT_SCHEMA
 from nmt.data.tokenizer import SPACE_SYMBOL, Tokenizer
 from nmt.errors import UserError
@@ -58,7 +57,8 @@ def load_mixture(data: DataConfig) -> tuple[pa.Table, list[tuple[int, float]]]:
     loaded = []
     for number, part in enumerate(parts):
         with name_corpus_in_errors(number):
-            loaded.append(tag_corpus(load_pairs(part.data, "train"), part.tag, data))
+            pairs = load_pairs(part.data, "train").select(SIDES)
+            loaded.append(prepend_tag(pairs.cast(TEXT_SCHEMA), part.tag))
     ends = itertools.accumulate(map(len, loaded))
     return pa.concat_tables(loaded), list(zip(ends, (part.weight for part in parts), strict=True))
 
@@ -89,16 +89,6 @@ def name_corpus_in_errors(number: int) -> Iterator[None]:
         key = rf"data.corpora[{number - 1}].\1="
         message = re.sub(r"\bdata\.(path|format|subset|revision|source|target)=", key, str(error))
         raise UserError(message, error.any_rank) from None
-
-
-def tag_corpus(pairs: pa.Table, tag: str | None, data: DataConfig) -> pa.Table:
-    """Reduce a corpus to its texts and add its tag; the result is cached unless nothing needs to be changed."""
-    pairs = pairs.select(SIDES)
-    if tag is None and pairs.schema.types == TEXT_SCHEMA.types:
-        return pairs
-    parts = (pairs.slice(row, READ_BATCH_SIZE) for row in range(0, len(pairs), READ_BATCH_SIZE))
-    tables = (prepend_tag(part.cast(TEXT_SCHEMA), tag) for part in parts)
-    return cache_tables(tables, (text_key(pairs), tag), data)
 
 
 def prepend_tag(table: pa.Table, tag: str | None) -> pa.Table:

@@ -124,26 +124,18 @@ def warn_of_overlap(data: DataConfig, train: pa.Table, valid: pa.Table) -> None:
     splits = {"valid": valid}
     with suppress(UserError):  # there may be no test split
         splits["test"] = load_pairs(data, "test")
-    found: dict[str, dict[str, pa.Array]] = {split: {} for split in splits}
-    for side in SIDES:
-        texts = {split: pa.array(iter_column(pairs, side), pa.string()) for split, pairs in splits.items()}
-        held_out = pa.concat_arrays(list(texts.values())).unique()
-        common = set[str]()
-        for batch in train.select([side]).to_batches(READ_BATCH_SIZE):
-            column = batch.column(side).cast(pa.string())
-            common.update(column.filter(pc.is_in(column, value_set=held_out)).to_pylist())
-        common.discard("")
-        for split, column in texts.items():
-            found[split][side] = pc.is_in(column, value_set=pa.array(common, pa.string()))
-    for split, sides in found.items():
-        is_common = pc.or_(*sides.values())
-        count = pc.sum(is_common).as_py()
-        if not count:
-            continue
-        row = pc.index(is_common, True).as_py()
-        side = next(side for side, found_rows in sides.items() if found_rows[row].as_py())
-        log.warning(
-            f"{count:,} of {len(is_common):,} pairs of the split {split} have a source or target that is also in the "
-            f"training text, such as {clip_repr(splits[split][side][row].as_py())}; scores on these pairs measure "
-            "memorization. nmt.evaluate scores them separately, and nmt.prepare makes splits without them"
-        )
+    for split, pairs in splits.items():
+        is_common = pa.array(np.zeros(len(pairs), bool))
+        examples: list[str] = []
+        for side in SIDES:
+            held_out = pairs[side].combine_chunks()
+            common = train[side].filter(pc.is_in(train[side], value_set=held_out)).unique()
+            common = common.filter(pc.not_equal(common, ""))
+            is_common = pc.or_(is_common, pc.is_in(held_out, value_set=common))
+            examples += common[:1].to_pylist()
+        if examples:
+            log.warning(
+                f"{pc.sum(is_common).as_py():,} of {len(pairs):,} pairs of the split {split} have a source or target "
+                f"that is also in the training text, such as {clip_repr(examples[0])}; scores on these pairs measure "
+                "memorization. nmt.evaluate scores them separately, and nmt.prepare makes splits without them"
+            )

