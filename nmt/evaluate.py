@@ -20,8 +20,6 @@ import torch
 
 from nmt.config import EvaluateRun
 from nmt.data.corpus import get_gold_links, iter_column, load_pairs
-from nmt.data.mixing import load_training_text
-from nmt.data.overlap import find_overlap
 from nmt.decoding.alignment import restore_unknown_words
 from nmt.decoding.translation import Translation, check_scores, warn_if_truncated
 from nmt.decoding.translator import Translator
@@ -38,7 +36,6 @@ from nmt.evaluation.metrics import (
     choose_bleu_tokenizer,
     compute_scores,
     format_perplexity,
-    score_by_overlap,
     sentence_chrf,
 )
 from nmt.evaluation.plot import draw_heat_map
@@ -51,11 +48,9 @@ from nmt.system.distributed import broadcast_from_rank0, local_rank0_first, proc
 from nmt.system.files import replacing_files, write_atomically
 from nmt.system.hub_client import is_hub_address, parse_address
 from nmt.system.logging import log, log_to_stderr
-from nmt.system.messages import pluralize
 from nmt.system.text import echo, replace_nonfinite
 from nmt.training.validation import evaluate_loss
 
-OVERLAP_LABELS = {"seen": "in training text", "near": "one word from it", "unseen": "not in training text"}
 MAX_PICTURES = 4  # of alignments
 SHOWN_EXAMPLES = 4  # translations printed at the end
 RUNS_LEGEND = (
@@ -214,11 +209,6 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
         choices += compute_head_weights(model, run.model, replace(translator, model=model), translations, worst)
     evaluation = Evaluation(folder, results, sources, references, translations, metrics)
     if not rank():
-        training_data = replace(run.data, cache=command.data.cache)
-        train = load_training_text(training_data, "scores of sentences seen in the training text are left out")
-        if train is not None:
-            kinds = find_overlap(pairs, train, training_data)
-            metrics["by_overlap"] = score_by_overlap(kinds, texts, references, bleu_tokenizer)
         write_results(evaluation, f"{home.resolve().name}, {data.split}", choices)
     return evaluation
 
@@ -277,11 +267,6 @@ def print_evaluation(evaluation: Evaluation) -> None:
         value, decimals = metrics[name], 4 if name in METRICS_OF_4_DECIMALS else 2
         shown = "-" if value is None else f"{value:.{decimals}f}"
         echo(f"{name:<22}{format_perplexity(value, 4) if name == 'ppl' and value is not None else shown}")
-    for name, scores in metrics.get("by_overlap", {}).items():
-        if scores["sentences"]:
-            bleu, chrf = ("-" if scores[key] is None else f"{scores[key]:.2f}" for key in ("bleu", "chrf"))
-            label = OVERLAP_LABELS[name]
-            echo(f"{label:<22}bleu {bleu}, chrf {chrf}, {pluralize(scores['sentences'], 'sentence')}")
     rows: dict[str, Any] = {**metrics["signatures"]}
     if pictures := sorted(evaluation.results.glob("alignment_*.png")):
         rows["alignment picture"] = pictures[0]

@@ -63,21 +63,6 @@ def load_mixture(data: DataConfig) -> tuple[pa.Table, list[tuple[int, float]]]:
     return pa.concat_tables(loaded), list(zip(ends, (part.weight for part in parts), strict=True))
 
 
-def load_training_text(data: DataConfig, consequence: str) -> pa.Table | None:
-    """Load all training pairs of a run for an analysis. Returns None, with a warning, if they cannot be read.
-
-    consequence: what is left out then, for the warning.
-    """
-    if data.streaming:
-        log.warning(f"{consequence}: the training text is streamed and may have no end")
-        return None
-    try:
-        return load_mixture(data)[0]
-    except (UserError, OSError) as error:  # the model may have been copied without its training text
-        log.warning(f"{consequence}: {error}")
-        return None
-
-
 @contextmanager
 def name_corpus_in_errors(number: int) -> Iterator[None]:
     """Replace `data.KEY=` by `data.corpora[i].KEY=` in errors of a corpus of `list_corpora` other than the first."""

@@ -7,10 +7,8 @@ are nearly the same if one word was replaced, inserted or deleted, and the longe
 
 import logging
 import unicodedata
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -18,20 +16,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import regex
-from tqdm import tqdm
-from xxhash import xxh3_128
 
 from nmt.config import SIDES, DataConfig
-from nmt.data.cache import cache_folder, get_or_build
-from nmt.data.corpus import READ_BATCH_SIZE, iter_column, load_pairs
-from nmt.data.encoding import text_key
+from nmt.data.corpus import load_pairs
 from nmt.data.words import UNSPACED_CHARACTER, may_be_unspaced
 from nmt.errors import UserError
 from nmt.system.messages import clip_repr
 
 log = logging.getLogger("nmt")
-OVERLAP_CACHE_VERSION = 3  # of the comparison; part of the cache key
-KINDS_FILE = "kinds.npy"
 MIN_WORDS = 3  # of the longer of two nearly equal sentences; with fewer words, most are one word apart
 MAX_WORDS = 200  # longer sentences are only compared as they are
 GAP = "-"  # never a word beside others
@@ -71,52 +63,25 @@ def make_keys(text: str) -> SentenceKeys:
 
 
 class OverlapIndex:
-    """The sentences of one text, usually a small one, to be found in other text that is read in parts."""
+    """The sentences of one text, usually a small one, to be found in other text."""
 
-    def __init__(self, texts: Sequence[str]) -> None:
-        self.kinds_N = np.full(len(texts), UNSEEN, np.int8)  # how each has occurred in what was searched so far
-        self.same: defaultdict[str, list[int]] = defaultdict(list)  # numbers of the sentences, by what they are
-        self.near: defaultdict[str, list[int]] = defaultdict(list)  # and by what they are without a word
-        for number, keys in enumerate(map(make_keys, texts)):
-            self.same[keys.whole].append(number)
-            for key in keys.shortened | keys.replaced:
-                self.near[key].append(number)
-        self.same.pop("", None)
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.same: set[str] = set()
+        self.near: set[str] = set()  # without a word of theirs, or with a gap in its place
+        for keys in map(make_keys, texts):
+            self.same.add(keys.whole)
+            self.near |= keys.shortened | keys.replaced
+        self.same.discard("")
 
     def find(self, texts: Sequence[str]) -> npt.NDArray[np.int8]:
-        """Return how each sentence occurs in the index, `UNSEEN`, `NEAR` or `EXACT`, and mark what was found there."""
+        """Return how each sentence occurs in the index: `UNSEEN`, `NEAR` or `EXACT`."""
         found_N = np.full(len(texts), UNSEEN, np.int8)
         for number, keys in enumerate(map(make_keys, texts)):
-            near = [self.near[key] for key in self.near.keys() & {keys.whole, *keys.replaced}]
-            near += [self.same[key] for key in self.same.keys() & keys.shortened]
-            same = [self.same[keys.whole]] if keys.whole in self.same else []
-            for kind, found in ((NEAR, near), (EXACT, same)):
-                for own in found:
-                    found_N[number] = kind
-                    self.kinds_N[own] = np.maximum(self.kinds_N[own], kind)
+            if keys.whole in self.same:
+                found_N[number] = EXACT
+            elif self.near & {keys.whole, *keys.replaced} or self.same & keys.shortened:
+                found_N[number] = NEAR
         return found_N
-
-
-def find_overlap(pairs: pa.Table, train: pa.Table, data: DataConfig) -> npt.NDArray[np.int8]:
-    """Return how each pair occurs in the training text, by its source or its target: `UNSEEN`, `NEAR` or `EXACT`.
-
-    The result is cached, because reading the training text takes seconds for each 100,000 pairs.
-    """
-    key = xxh3_128(f"{OVERLAP_CACHE_VERSION} {text_key(pairs)} {text_key(train)}".encode()).hexdigest()
-
-    def fill(part: Path) -> None:
-        indices = {side: OverlapIndex(list(iter_column(pairs, side))) for side in SIDES}
-        with tqdm(
-            total=len(train), desc="comparing with training text", unit=" pairs", leave=False, disable=None
-        ) as bar:
-            for batch in train.select(SIDES).to_batches(READ_BATCH_SIZE):
-                for side, index in indices.items():
-                    index.find(batch.column(side).to_pylist())
-                bar.update(len(batch))
-        np.save(part / KINDS_FILE, np.maximum(*(index.kinds_N for index in indices.values())))
-
-    kinds: npt.NDArray[np.int8] = np.load(get_or_build(cache_folder(data) / "overlap" / key, fill) / KINDS_FILE)
-    return kinds
 
 
 def warn_of_overlap(data: DataConfig, train: pa.Table, valid: pa.Table) -> None:
@@ -137,5 +102,5 @@ def warn_of_overlap(data: DataConfig, train: pa.Table, valid: pa.Table) -> None:
             log.warning(
                 f"{pc.sum(is_common).as_py():,} of {len(pairs):,} pairs of the split {split} have a source or target "
                 f"that is also in the training text, such as {clip_repr(examples[0])}; scores on these pairs measure "
-                "memorization. nmt.evaluate scores them separately, and nmt.prepare makes splits without them"
+                "memorization. nmt.prepare makes splits without them"
             )

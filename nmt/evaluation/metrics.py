@@ -24,7 +24,6 @@ from sacrebleu.significance import PairedTest
 from sacrebleu.tokenizers.tokenizer_ter import TercomTokenizer
 from sacrebleu.utils import SACREBLEU_DIR
 
-from nmt.data.overlap import EXACT, NEAR, UNSEEN
 from nmt.data.word_links import GoldLinks, Link
 from nmt.data.words import detect_script, segment_words, segmenter_name
 from nmt.errors import UserError, extra_command
@@ -32,7 +31,6 @@ from nmt.errors import UserError, extra_command
 log = logging.getLogger("nmt")
 METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}  # for display
 LENGTH_BOUNDS = (5, 10, 15, 20, 25, 30, 40, 50)  # `bleu_by_length`: inclusive upper bounds of ranges, in source words
-OVERLAP_KINDS = {"seen": EXACT, "near": NEAR, "unseen": UNSEEN}  # in the training text; near: one word differs
 BleuByRange = list[tuple[str, int, float | None]]  # name of the range as "6-10", number of sentences, BLEU
 
 
@@ -155,22 +153,6 @@ def bleu_by_length(
         rows = [row for row, own_range in enumerate(ranges) if own_range == index]
         found.append((names[index], len(rows), score_rows(metric, rows, hypotheses, references)))
     return found
-
-
-def score_by_overlap(
-    kinds: Iterable[int], hypotheses: Sequence[str], references: Sequence[str], tokenizer: str
-) -> dict[str, dict[str, float | None]]:
-    """Return the number of sentences, BLEU and chrF of those seen in the training text, nearly seen there, and unseen.
-
-    kinds: how each sentence occurs in the training text, as from `nmt.data.overlap.find_overlap`.
-    """
-    metrics = {"bleu": build_bleu_metric(tokenizer, references), "chrf": CHRF()}
-    scores: dict[str, dict[str, float | None]] = {}
-    for name, kind in OVERLAP_KINDS.items():
-        rows = [row for row, own_kind in enumerate(kinds) if own_kind == kind]
-        scores[name] = {"sentences": len(rows)}
-        scores[name] |= {key: score_rows(metric, rows, hypotheses, references) for key, metric in metrics.items()}
-    return scores
 
 
 def score_rows(
