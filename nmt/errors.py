@@ -75,11 +75,18 @@ def check_choice(key: str, value: str, choices: Iterable[str]) -> None:
         raise UserError(f"{key}={value} is not one of {', '.join(choices)}{suggest(value, choices)}")
 
 
-def check_at_least(low: float, section: str, settings: object, *keys: str) -> None:
-    """Raise a `UserError` unless the value of each key is None, or at least `low` and below 2^63.
+def check_choices(section: str, settings: object, **choices: Iterable[str]) -> None:
+    """Raise a `UserError` unless the value of each key is None or one of its choices.
 
-    `section` is the prefix of the keys in messages, empty or ending in a dot.
+    `section` is the prefix of the keys in messages, empty or ending in a dot, here and below.
     """
+    for key, values in choices.items():
+        if (value := getattr(settings, key)) is not None:
+            check_choice(f"{section}{key}", value, values)
+
+
+def check_at_least(low: float, section: str, settings: object, *keys: str) -> None:
+    """Raise a `UserError` unless the value of each key is None, or at least `low` and below 2^63."""
     for key in keys:
         value = getattr(settings, key)
         if value is not None and not low <= value < 2**63:
@@ -93,6 +100,7 @@ def check_above_zero(section: str, settings: object, *keys: str) -> None:
             raise UserError(f"{section}{key}={value} must be greater than 0")
 
 
-def check_fraction(key: str, value: float) -> None:
-    if not 0 <= value < 1:
-        raise UserError(f"{key}={value} must be at least 0 and below 1")
+def check_fraction(section: str, settings: object, *keys: str) -> None:
+    for key in keys:
+        if not 0 <= getattr(settings, key) < 1:
+            raise UserError(f"{section}{key}={getattr(settings, key)} must be at least 0 and below 1")

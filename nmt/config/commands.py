@@ -10,22 +10,10 @@ from nmt.config.model import ModelConfig
 from nmt.config.prepare import PrepareRun
 from nmt.config.search import LinksConfig, SearchConfig
 from nmt.config.training import OptimConfig, TrainConfig
-from nmt.errors import UserError, check_at_least, check_choice
+from nmt.errors import UserError, check_at_least, check_choices
 
-BLEU_TOKENIZERS = (
-    "auto",
-    "13a",
-    "intl",
-    "zh",
-    "ja-mecab",
-    "ko-mecab",
-    "char",
-    "none",
-    "flores200",
-    "flores101",
-    "spm",
-    "spBLEU-1K",
-)
+SACREBLEU_TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none")
+BLEU_TOKENIZERS = ("auto", *SACREBLEU_TOKENIZERS, "flores200", "flores101", "spm", "spBLEU-1K")
 TRAINING_PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16", "fp64")
 PRECISIONS = (*TRAINING_PRECISIONS, "int8")
 # Sections and keys that a resumed run must not change.
@@ -61,24 +49,11 @@ NON_NUMERIC_KEYS = {
 
 
 def flatten_keys(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Flatten a nested dict into (dotted key, value) pairs.
-
-    Keys with a null value are dropped from dicts inside lists, so that adding an optional key to their schema does not
-    make an old run differ.
-    """
+    """Flatten a nested dict into (dotted key, value) pairs."""
     pairs = []
     for key, value in tree.items():
-        if isinstance(value, dict):
-            pairs += flatten_keys(value, f"{prefix}{key}.")
-            continue
-        if isinstance(value, list):
-            value = [drop_nulls(item) if isinstance(item, dict) else item for item in value]
-        pairs.append((f"{prefix}{key}", value))
+        pairs += flatten_keys(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
     return pairs
-
-
-def drop_nulls(tree: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in tree.items() if value is not None}
 
 
 def select_immutable_settings(settings: dict[str, Any]) -> dict[str, Any]:
@@ -118,7 +93,7 @@ class ComputeSettings:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"auto|cpu|mps|cuda(:(0|[1-9][0-9]?))?", self.device):
             raise UserError(f"device={self.device} is not one of auto, cpu, cuda, cuda:N, mps")
-        check_choice("precision", self.precision, PRECISIONS)
+        check_choices("", self, precision=PRECISIONS)
 
 
 @dataclass
@@ -158,63 +133,31 @@ class TrainRun(ComputeSettings):
 
     def __post_init__(self) -> None:
         ComputeSettings.__post_init__(self)
-        if self.precision == "int8":
-            raise UserError(
-                "precision=int8 is for inference only; train with precision=auto, fp32, tf32, bf16, fp16 or fp64"
-            )
-        check_at_least(0, "", self, "seed")
-        check_choice("bleu_tokenizer", self.bleu_tokenizer, BLEU_TOKENIZERS)
-        if "${" in self.name:
-            raise UserError(
-                f"name={self.name!r} contains an interpolation (${{...}}), which is not allowed in run names; "
-                "use name=NAME"
-            )
-        if not self.name.strip("./ "):
-            raise UserError(f"name={self.name!r} is not a valid folder name; use name=NAME for the folder runs/NAME")
         self.resume = self.resume.lower()
-        check_choice("resume", self.resume, ("false", "true", "auto"))
-        if self.new_tokenizer and not self.init_from:
-            raise UserError(
-                "new_tokenizer=true needs init_from=RUN, the run whose weights to start from; set init_from or remove "
-                "new_tokenizer"
-            )
+        check_choices("", self, resume=("false", "true", "auto"), bleu_tokenizer=BLEU_TOKENIZERS)
+        check_at_least(0, "", self, "seed")
+        if self.precision == "int8":
+            raise UserError("precision=int8 is for translation only; train with precision=auto")
+        if "${" in self.name or not self.name.strip("./ "):
+            raise UserError(f"name={self.name!r} is not a valid folder name; use name=NAME for the folder runs/NAME")
         if self.data.streaming and (self.train.max_steps is None or self.train.validate_every is None):
-            raise UserError(
-                "data.streaming=true has no epochs; set train.max_steps=N and train.validate_every=N as well"
-            )
-        if self.augment.is_on and (self.data.streaming or self.train.guided_alignment):
-            key = "data.streaming=true" if self.data.streaming else "train.guided_alignment"
-            raise UserError(
-                f"augment.* cannot be used with {key}; use '~augment' (or remove augment.*), or remove "
-                f"{key.partition('=')[0]}"
-            )
-        if self.augment.literals and not self.tokenizer.literals:
-            raise UserError(
-                f"augment.literals={self.augment.literals} needs pieces that stand for literals; set "
-                "tokenizer.literals=16 as well"
-            )
-        if self.train.guided_alignment and self.model.attention.score == "none":
-            raise UserError("train.guided_alignment needs attention, but model.attention.score=none")
-        if self.train.guided_alignment and self.data.format != "toy" and self.data.alignments is None:
-            raise UserError(
-                f"train.guided_alignment={self.train.guided_alignment} needs gold links for the training text; use "
-                "data=text data.alignments=EXTENSION for links in data.path/train.EXTENSION"
-            )
-        if self.train.r_drop and not self.model.dropout:
-            raise UserError(
-                f"train.r_drop={self.train.r_drop} compares two passes with different dropout, but model.dropout=0; "
-                "use model.dropout=0.3 or train.r_drop=0"
-            )
-        if self.train.coverage_loss and not self.model.attention.coverage:
-            raise UserError(
-                f"train.coverage_loss={self.train.coverage_loss} needs a model with coverage; set "
-                "model.attention.coverage=true as well"
-            )
+            raise UserError("data.streaming=true has no epochs; set train.max_steps=N and train.validate_every=N")
         if self.model.tie == "three" and not self.tokenizer.joint:
-            raise UserError(
-                "model.tie=three shares source and target embeddings, but tokenizer.joint=false gives each side its "
-                "own vocabulary; use model.tie=two, for target embeddings and output layer, or tokenizer.joint=true"
-            )
+            raise UserError("model.tie=three needs one vocabulary; use model.tie=two or tokenizer.joint=true")
+        if self.train.coverage_loss and not self.model.attention.coverage:
+            loss = f"train.coverage_loss={self.train.coverage_loss}"
+            raise UserError(f"{loss} needs a model with coverage; set model.attention.coverage=true as well")
+        if self.augment.is_on and (self.data.streaming or self.train.guided_alignment):
+            key = "data.streaming" if self.data.streaming else "train.guided_alignment"
+            raise UserError(f"augment.* cannot be used with {key}; use '~augment', or remove {key}")
+        if self.augment.literals and not self.tokenizer.literals:
+            raise UserError(f"augment.literals={self.augment.literals} needs tokenizer.literals=16 as well, or more")
+        if guided := self.train.guided_alignment:
+            if self.model.attention.score == "none":
+                raise UserError(f"train.guided_alignment={guided} needs attention, but model.attention.score=none")
+            if self.data.format != "toy" and self.data.alignments is None:
+                links = "gold links of the training text; use data=text data.alignments=EXTENSION"
+                raise UserError(f"train.guided_alignment={guided} needs {links}")
 
 
 @dataclass
@@ -235,12 +178,9 @@ class EvaluateRun(ComputeSettings, ModelSettings):
         self.checkpoint = check_single(self.checkpoint) if self.checkpoint else None
         distinct_paths = {path for path in self.compare if isinstance(path, str)}
         if self.compare and (self.checkpoint or len(distinct_paths) < max(2, len(self.compare))):
-            raise UserError(
-                "compare= takes two or more different runs, and replaces checkpoint=; use 'compare=[runs/A,runs/B]'"
-            )
+            raise UserError("compare= takes two or more different runs, and no checkpoint=: 'compare=[runs/A,runs/B]'")
         check_at_least(1, "", self, "average")
-        if self.bleu_tokenizer is not None:
-            check_choice("bleu_tokenizer", self.bleu_tokenizer, BLEU_TOKENIZERS)
+        check_choices("", self, bleu_tokenizer=BLEU_TOKENIZERS)
 
 
 @dataclass
@@ -264,7 +204,7 @@ class TranslateRun(ComputeSettings, ModelSettings):
         ComputeSettings.__post_init__(self)
         ModelSettings.__post_init__(self)
         self.checkpoint = [*map(str, self.checkpoint)] if isinstance(self.checkpoint, list) else [str(self.checkpoint)]
-        check_choice("format", self.format, ("text", "jsonl", "links", "html"))
+        check_choices("", self, format=("text", "jsonl", "links", "html"))
         if self.target and (self.format != "text" or self.alignments or self.prefix):
             raise UserError(f"target={self.target} gives scores of lines; remove format=, alignments= and prefix=")
         if self.format == "html" and (self.alignments or self.prefix or self.search.n_best > 1):
@@ -309,30 +249,18 @@ class AlignRun(ComputeSettings):
     data: DataOverride = field(default_factory=DataOverride)
 
     def __post_init__(self) -> None:
-        if not self.checkpoint and not self.source and not self.target:
-            raise UserError(
-                "checkpoint is not set; give source=FILE and target=FILE, on which an aligner is trained, or a run: "
-                "checkpoint=runs/NAME"
-            )
         ComputeSettings.__post_init__(self)
+        if not self.checkpoint and not self.source and not self.target:
+            raise UserError("checkpoint is not set; give source=FILE and target=FILE, or checkpoint=runs/NAME")
         if bool(self.source) != bool(self.target):
-            raise UserError(
-                "source= and target= must be two files with the same number of lines; give both, or neither for data.*"
-            )
+            raise UserError("source= and target= belong together; give both, or neither for the corpus of data.*")
         if self.source and self.data != DataOverride():
             raise UserError("source= and target= replace the corpus of data.*; remove data.*")
         if self.reverse_checkpoint and self.writes_all_weights:
-            raise UserError(
-                f"output={self.output} is for the weights of one model; two models give links: output=links.pharaoh"
-            )
+            raise UserError(f"output={self.output} is for weights of one model; two give links: output=links.pharaoh")
         if self.gold_base not in (0, 1):
             raise UserError(f"gold_base={self.gold_base} is not one of 0, 1")
-        if self.symmetrize is not None:
-            check_choice("symmetrize", self.symmetrize, ("intersection", "union", "grow_diag_final_and"))
-            if not self.reverse_checkpoint:
-                raise UserError(
-                    f"symmetrize={self.symmetrize} needs two models; set reverse_checkpoint=runs/REVERSE as well"
-                )
+        check_choices("", self, symmetrize=("intersection", "union", "grow_diag_final_and"))
 
     @property
     def writes_all_weights(self) -> bool:
@@ -352,10 +280,7 @@ class ExportRun(ModelSettings):
         ModelSettings.__post_init__(self)
         self.checkpoint = check_single(self.checkpoint)
         if not self.output:
-            raise UserError(
-                "output is not set; give a page, output=FILE.html, a new folder, output=FOLDER, or a repository of the "
-                "Hugging Face hub, output=hf://OWNER/NAME"
-            )
+            raise UserError("output is not set; give output=FILE.html, output=FOLDER or output=hf://OWNER/NAME")
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.config.fields import setting
-from nmt.errors import UserError, check_at_least, check_choice, check_fraction
+from nmt.errors import UserError, check_at_least, check_choices, check_fraction
 
 CORPUS_FORMATS = ("toy", "text", "tsv", "jsonl", "parquet", "hub")
 SIDES = ("source", "target")
@@ -20,7 +20,6 @@ KEYS_OF_SOME_TOKENIZERS = (
     ("path", "null", ("bpe", "unigram")),
     ("literals", "0", ("bpe", "unigram", "char")),
 )
-MAX_LITERALS = 256  # literal pieces
 PAD, UNK, BOS, EOS = range(4)  # ids of padding, unknown pieces, <s> and </s> in every vocabulary
 
 
@@ -40,12 +39,11 @@ class CorpusConfig:
     def __post_init__(self) -> None:
         if not self.path:
             raise UserError("a corpus in data.corpora has no path; use data.corpora=[{path:FOLDER}]")
-        if self.format is not None:
-            check_choice("format in data.corpora", self.format, CORPUS_FORMATS[1:])
+        check_choices("data.corpora: ", self, format=CORPUS_FORMATS[1:])
         if not 0 < self.weight <= 1000:
-            raise UserError(f"weight={self.weight} in data.corpora must be greater than 0 and at most 1,000")
+            raise UserError(f"data.corpora: weight={self.weight} must be greater than 0 and at most 1,000")
         if self.tag is not None and not re.fullmatch(r"[^\W_]+", self.tag):
-            raise UserError(f"tag={self.tag!r} in data.corpora must consist of letters and digits, such as bt")
+            raise UserError(f"data.corpora: tag={self.tag!r} must consist of letters and digits, such as bt")
 
 
 @dataclass(slots=True)
@@ -68,33 +66,24 @@ class DataConfig:
     corpora: list[CorpusConfig] = setting(list, "additional training text: [{path:DIR,weight:1.0,tag:bt}]")
 
     def __post_init__(self) -> None:
-        check_choice("data.format", self.format, CORPUS_FORMATS)
+        check_choices("data.", self, format=CORPUS_FORMATS)
         check_at_least(1, "data.", self, "limit", "max_length", "buffer")
         if self.split != Path(self.split).name:
-            raise UserError(
-                f"data.split={self.split} is a path; give the name of a split, such as train, valid or test"
-            )
+            raise UserError(f"data.split={self.split} is a path; give the name of a split, such as valid or test")
         if self.format != "toy" and not self.path:
             raise UserError(f"data.path is not set; data.format={self.format} needs data.path=FOLDER")
         if self.format == "toy" and self.path:
-            raise UserError(
-                f"data.path={self.path} is not used by the built-in corpus; set data=text or data.format=text as well"
-            )
-        if self.streaming and (self.format == "toy" or self.alignments is not None):
-            raise UserError(
-                "data.streaming=true does not support the built-in corpus or gold links; remove data.streaming"
-            )
-        if self.corpora and (self.format == "toy" or self.alignments is not None):
-            raise UserError("data.corpora does not support the built-in corpus or gold links; remove data.corpora")
+            raise UserError(f"data.path={self.path} is not read by the built-in corpus; set data=text as well")
+        for key in ("streaming", "corpora"):
+            if getattr(self, key) and (self.format == "toy" or self.alignments is not None):
+                raise UserError(f"data.{key} does not support the built-in corpus or gold links; remove data.{key}")
         if self.alignments is not None and self.format != "text":
             raise UserError(f"data.alignments={self.alignments} needs data.format=text")
         if self.source == self.target:
             raise UserError(f"data.source and data.target are both '{self.source}'; they must differ")
         if self.format == "toy" and {self.source, self.target} != {"de", "en"}:
-            raise UserError(
-                f"data.source={self.source} data.target={self.target}: the built-in corpus has de and en; "
-                "for your own text use data=text data.path=FOLDER"
-            )
+            sides = f"data.source={self.source} data.target={self.target}"
+            raise UserError(f"{sides}: the built-in corpus has de and en; use data=text data.path=FOLDER for your text")
 
     @property
     def languages(self) -> tuple[str, str]:
@@ -116,19 +105,15 @@ class TokenizerConfig:
     literals: int = setting(0, "pieces that stand for numbers, addresses and tags with search.protect; see augment.*")
 
     def __post_init__(self) -> None:
-        check_choice("tokenizer.type", self.type, TOKENIZER_TYPES)
-        check_choice("tokenizer.normalization", self.normalization, ("identity", "nmt_nfkc"))
+        check_choices("tokenizer.", self, type=TOKENIZER_TYPES, normalization=("identity", "nmt_nfkc"))
         check_at_least(8, "tokenizer.", self, "vocab_size")
-        check_fraction("tokenizer.sampling", self.sampling)
+        check_fraction("tokenizer.", self, "sampling")
+        if not 0 <= self.literals <= 256:
+            raise UserError(f"tokenizer.literals={self.literals} must be at least 0 and at most 256")
         for key, off, types in KEYS_OF_SOME_TOKENIZERS:
-            if (value := getattr(self, key)) and self.type not in types:
-                also = ", and leave out augment.* with '~augment'" if key == "literals" else ""
-                raise UserError(
-                    f"tokenizer.{key}={str(value).lower() if value is True else value} needs tokenizer.type="
-                    f"{' or '.join(types)}, not {self.type}; set tokenizer.{key}={off}{also}"
-                )
-        if not 0 <= self.literals <= MAX_LITERALS:
-            raise UserError(f"tokenizer.literals={self.literals} must be at least 0 and at most {MAX_LITERALS}")
+            if getattr(self, key) and self.type not in types:
+                needed = f"needs tokenizer.type={' or '.join(types)}, not {self.type}"
+                raise UserError(f"tokenizer.{key} {needed}; set tokenizer.{key}={off}")
 
 
 @dataclass(slots=True)
@@ -144,8 +129,7 @@ class AugmentConfig:
     concatenate: float = setting(0.0, "another pair after it (Nguyen et al. 2021)")
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            check_fraction(f"augment.{item.name}", getattr(self, item.name))
+        check_fraction("augment.", self, *(item.name for item in fields(self)))
 
     @property
     def is_on(self) -> bool:
@@ -159,10 +143,9 @@ class AugmentConfig:
 
 @dataclass(slots=True)
 class DataOverride:
-    """`data.*` of commands that read a run.
+    """`data.*` of commands that read a run. Null means the value of the run, but for `cache` the default folder.
 
-    Null means the value of the run, with these exceptions: a null `limit` is no limit; a null `cache` is the default
-    folder. With another format or path, null `subset`, `revision` and `alignments` mean none.
+    With another format or path, null `subset`, `revision` and `alignments` mean none.
     """
 
     format: str | None = setting(None, "null: same as the run, here and below")
@@ -181,22 +164,17 @@ class DataOverride:
         Raises:
             UserError: they name the opposite translation direction.
         """
-        unset_keys = {"limit", "cache"}  # the user of a command chooses its cache folder, not whoever trained the run
+        given = {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
+        changes: dict[str, Any] = {"limit": None, "cache": None, "corpora": []}
+        changes["streaming"] = run.streaming and given.get("format", run.format) == "hub"  # fetches only the split
         if (self.format or run.format, self.path or run.path) != (run.format, run.path):
-            unset_keys |= {"subset", "revision", "alignments"}
+            changes |= {"subset": None, "revision": None, "alignments": None}
         if self.format == "toy":
-            unset_keys.add("path")
-        changes: dict[str, Any] = dict.fromkeys(unset_keys)
-        changes["streaming"] = run.streaming and (self.format or run.format) == "hub"  # fetches only the split
-        changes["corpora"] = []
-        values = {item.name: getattr(self, item.name) for item in fields(DataOverride)}  # not those of a subclass
-        changes |= {key: value for key, value in values.items() if value is not None}
-        data = dataclasses.replace(run, **changes)
+            changes["path"] = None
+        data = dataclasses.replace(run, **changes | given)
         if is_opposite_direction(data, run):
-            raise UserError(
-                f"data.source={data.source} data.target={data.target}: "
-                f"the model was trained to translate {run.source} to {run.target}"
-            )
+            sides = f"data.source={data.source} data.target={data.target}"
+            raise UserError(f"{sides}: the model was trained to translate {run.source} to {run.target}")
         return data
 
 

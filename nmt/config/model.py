@@ -4,19 +4,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from nmt.config.fields import setting
-from nmt.errors import UserError, check_at_least, check_choice, check_fraction
+from nmt.errors import UserError, check_at_least, check_choices, check_fraction
 
-MODEL_STYLES = ("bahdanau", "luong", "gnmt", "transformer")
-ENCODER_TYPES = ("rnn", "transformer")
-CELL_TYPES = ("lstm", "gru")
 ATTENTION_SCORES = ("additive", "concat", "dot", "scaled_dot", "general", "location", "none")
 ATTENTION_WINDOWS = ("global", "local_m", "local_p")
 ATTENTION_NORMALIZERS = ("softmax", "sparsemax", "entmax15")
-READOUT_TYPES = ("tanh", "maxout")
 BRIDGE_TYPES = ("learned", "last", "mean", "zero")
 TIE_MODES = ("none", "two", "three")
-KERNEL_VERSIONS = ("fast", "reference")
-MAX_LAYERS = 100  # of the encoder or the decoder
 
 
 class LayerAndHead(NamedTuple):
@@ -42,9 +36,8 @@ class AttentionConfig:
     section: ClassVar[str] = "model.attention."
 
     def __post_init__(self) -> None:
-        check_choice(f"{self.section}score", self.score, ATTENTION_SCORES)
-        check_choice(f"{self.section}window", self.window, ATTENTION_WINDOWS)
-        check_choice(f"{self.section}normalizer", self.normalizer, ATTENTION_NORMALIZERS)
+        scores, windows, normalizers = ATTENTION_SCORES, ATTENTION_WINDOWS, ATTENTION_NORMALIZERS
+        check_choices(self.section, self, score=scores, window=windows, normalizer=normalizers)
         check_at_least(1, self.section, self, "half_width", "heads")
         check_at_least(0, self.section, self, "layer", "head")
         if self.head is not None and self.head >= self.heads:
@@ -57,14 +50,12 @@ class AttentionConfig:
 
     def check_sizes(self, query_size: int, memory_size: int) -> None:
         """Raise a `UserError` if the number of heads does not divide the sizes."""
+        heads = f"{self.section}heads={self.heads}"
         if memory_size % self.heads:
-            raise UserError(
-                f"{self.section}heads={self.heads} must evenly divide {memory_size}, the size of the vectors attended "
-                "to; change model.hidden, or model.encoder_hidden for the source"
-            )
+            raise UserError(f"{heads} must evenly divide {memory_size}; change model.hidden or model.encoder_hidden")
         compares = self.score in ("additive", "concat") or self.has_projections and self.score != "location"
         if compares and query_size % self.heads:
-            raise UserError(f"{self.section}heads={self.heads} must evenly divide {query_size}, which is model.hidden")
+            raise UserError(f"{heads} must evenly divide {query_size}, which is model.hidden")
 
 
 @dataclass(slots=True)
@@ -77,16 +68,11 @@ class SelfAttentionConfig(AttentionConfig):
     section: ClassVar[str] = "model.self_attention."
 
     def __post_init__(self) -> None:
-        if self.score == "none":
-            raise UserError(
-                "model.self_attention.score=none: a Transformer layer needs a score; use "
-                "model.self_attention.score=scaled_dot"
-            )
         AttentionConfig.__post_init__(self)
+        if self.score == "none":
+            raise UserError("model.self_attention.score=none: a Transformer layer needs a score, such as scaled_dot")
         if self.coverage or self.layer is not None or self.head is not None:
-            raise UserError(
-                "coverage, layer and head are keys of model.attention; remove them from model.self_attention"
-            )
+            raise UserError("model.self_attention: remove coverage, layer and head, which are keys of model.attention")
 
     @property
     def has_projections(self) -> bool:
@@ -124,60 +110,37 @@ class ModelConfig:
     self_attention: SelfAttentionConfig = field(default_factory=SelfAttentionConfig)
 
     def __post_init__(self) -> None:
-        check_choice("model.encoder", self.encoder, ENCODER_TYPES)
-        check_choice("model.style", self.style, MODEL_STYLES)
-        check_choice("model.cell", self.cell, CELL_TYPES)
-        check_choice("model.bridge", self.bridge, BRIDGE_TYPES)
-        check_choice("model.readout", self.readout, READOUT_TYPES)
-        check_choice("model.tie", self.tie, TIE_MODES)
-        check_choice("model.kernels", self.kernels, KERNEL_VERSIONS)
+        styles, cells, readouts = ("bahdanau", "luong", "gnmt", "transformer"), ("lstm", "gru"), ("tanh", "maxout")
+        check_choices("model.", self, encoder=("rnn", "transformer"), style=styles, cell=cells, readout=readouts)
+        check_choices("model.", self, bridge=BRIDGE_TYPES, tie=TIE_MODES, kernels=("fast", "reference"))
         check_at_least(1, "model.", self, "embed", "hidden", "encoder_hidden", "feed_forward")
-        for name in ("encoder_layers", "decoder_layers"):
-            if not 1 <= getattr(self, name) <= MAX_LAYERS:
-                raise UserError(f"model.{name}={getattr(self, name)} must be from 1 to {MAX_LAYERS}")
-        check_fraction("model.dropout", self.dropout)
-        if self.encoder == "rnn" and self.encoder_hidden is None and self.bidirectional and self.hidden % 2:
-            raise UserError(
-                f"model.hidden={self.hidden} must be even for a bidirectional encoder; or set model.encoder_hidden"
-            )
-        if self.style != "transformer" and self.bridge in ("last", "mean") and self.memory != self.hidden:
-            raise UserError(
-                f"model.bridge={self.bridge} copies the encoder's state ({self.memory}) to the decoder's "
-                f"(model.hidden={self.hidden}); make them equal or use model.bridge=learned"
-            )
+        check_fraction("model.", self, "dropout")
+        for key in ("encoder_layers", "decoder_layers"):
+            if not 1 <= getattr(self, key) <= 100:
+                raise UserError(f"model.{key}={getattr(self, key)} must be from 1 to 100")
+        if self.style == "gnmt" and self.decoder_layers < 2:
+            raise UserError("model.style=gnmt needs model.decoder_layers=2 or more: upper layers receive the context")
         if self.readout == "maxout" and self.style != "bahdanau":
             raise UserError(f"model.readout=maxout needs model.style=bahdanau, not {self.style}")
-        if self.style == "transformer" and self.attention.score == "none":
-            raise UserError(
-                "model.style=transformer needs attention to the source; use model.attention.score=scaled_dot"
-            )
-        if (layer := self.attention.layer) is not None:
-            if self.style != "transformer":
-                raise UserError(f"model.attention.layer={layer} needs model.style=transformer, not {self.style}")
-            if layer >= self.decoder_layers:
-                raise UserError(
-                    f"model.attention.layer={layer} must be below model.decoder_layers={self.decoder_layers}"
-                )
-        if self.style == "gnmt" and self.decoder_layers < 2:
-            raise UserError(
-                "model.style=gnmt needs model.decoder_layers=2 or more, because its upper layers receive the context"
-            )
-        self.check_attention()
+        if self.encoder == "rnn" and self.encoder_hidden is None and self.bidirectional and self.hidden % 2:
+            raise UserError(f"model.hidden={self.hidden} must be even for both directions; or set model.encoder_hidden")
+        sizes = f"{self.memory}, the encoder's size, must equal model.hidden={self.hidden}"
+        if self.style != "transformer" and self.bridge in ("last", "mean") and self.memory != self.hidden:
+            raise UserError(f"model.bridge={self.bridge}: {sizes}; change one or use model.bridge=learned")
+        self.check_attention(sizes)
 
-    def check_attention(self) -> None:
+    def check_attention(self, sizes: str) -> None:
         """Raise a `UserError` if settings of attention contradict each other or the sizes of the model."""
-        score = self.attention.score
-        if score == "none" and self.bridge == "zero":
-            raise UserError(
-                "with model.attention.score=none model.bridge=zero the decoder would not see the source; "
-                "use model.bridge=learned"
-            )
-        self.attention.check_sizes(self.hidden, self.memory)
+        score, layer = self.attention.score, self.attention.layer
+        if score == "none" and (self.style == "transformer" or self.bridge == "zero"):
+            key = f"model.style={self.style}" if self.style == "transformer" else "model.bridge=zero"
+            raise UserError(f"with {key} model.attention.score=none the decoder would not see the source; change one")
         if score in ("dot", "scaled_dot") and not self.attention.has_projections and self.memory != self.hidden:
-            raise UserError(
-                f"model.attention.score={score} multiplies decoder states (size model.hidden={self.hidden}) by encoder "
-                f"outputs (size {self.memory}); make the sizes equal or use general"
-            )
+            raise UserError(f"model.attention.score={score}: {sizes}; change one or use model.attention.score=general")
+        if layer is not None and (self.style != "transformer" or layer >= self.decoder_layers):
+            layers = f"model.decoder_layers={self.decoder_layers}"
+            raise UserError(f"model.attention.layer={layer} must be below {layers} of model.style=transformer")
+        self.attention.check_sizes(self.hidden, self.memory)
         if self.encoder == "transformer":
             self.self_attention.check_sizes(self.memory, self.memory)
         if self.style == "transformer":

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from nmt.config.fields import setting
-from nmt.errors import UserError, check_above_zero, check_at_least, check_choice, check_fraction
+from nmt.errors import UserError, check_above_zero, check_at_least, check_choices, check_fraction
 
 OPTIMIZER_NAMES = ("adam", "adamw", "sgd")
 LR_SCHEDULES = ("constant", "inverse_sqrt", "cosine", "plateau")
@@ -26,11 +26,10 @@ class OptimConfig:
     weight_decay: float = setting(0.0, "L2 penalty for adam and sgd, decoupled for adamw")
 
     def __post_init__(self) -> None:
-        check_choice("optim.name", self.name, OPTIMIZER_NAMES)
-        check_choice("optim.schedule", self.schedule, LR_SCHEDULES)
+        check_choices("optim.", self, name=OPTIMIZER_NAMES, schedule=LR_SCHEDULES)
         check_above_zero("optim.", self, "lr", "clip")
         check_at_least(0, "optim.", self, "warmup", "weight_decay")
-        check_fraction("optim.label_smoothing", self.label_smoothing)
+        check_fraction("optim.", self, "label_smoothing")
         if self.schedule == "inverse_sqrt" and self.warmup == 0:
             raise UserError("optim.schedule=inverse_sqrt needs optim.warmup=1 or more")
 
@@ -55,12 +54,10 @@ class TrainConfig:
     keep: int = setting(1, "number of best checkpoints to keep, besides the last two")
 
     def __post_init__(self) -> None:
-        check_choice("train.monitor", self.monitor, MONITOR_METRICS)
+        check_choices("train.", self, monitor=MONITOR_METRICS)
         check_at_least(1, "train.", self, "max_steps", "max_epochs", "batch_tokens", "log_every", "keep", "accumulate")
         check_at_least(1, "train.", self, "batch_sentences", "validate_every", "patience")
         check_above_zero("train.", self, "save_minutes")
         check_at_least(0, "train.", self, "coverage_loss", "r_drop", "guided_alignment")
         if self.max_steps is None and self.max_epochs is None:
-            raise UserError(
-                "train.max_steps and train.max_epochs are both null, so training would never end; set one of them"
-            )
+            raise UserError("train.max_steps and train.max_epochs are both null: training never ends; set one of them")

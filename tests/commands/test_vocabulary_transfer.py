@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from builders import TINY_SETTINGS, make_sentences, make_tokenizer, run_error, run_nmt, run_ok, write_corpus
+from builders import TINY_SETTINGS, make_sentences, make_tokenizer, run_nmt, run_ok, write_corpus
 from safetensors.torch import load_file
 
 from nmt.config import TokenizerConfig
@@ -67,7 +67,3 @@ def test_child_with_its_own_vocabulary(tmp_path: Path, tie: str) -> None:
     torch.testing.assert_close(weights["parent"][recurrent], weights["child"][recurrent], atol=1e-6, rtol=0)
     child_settings = child_settings[:-1]
     run_ok("train", "name=child", *child_settings, "train.max_steps=2", "resume=true", folder=tmp_path)
-
-
-def test_new_tokenizer_needs_a_parent(tmp_path: Path) -> None:
-    assert "new_tokenizer=true needs init_from=RUN" in run_error("train", "new_tokenizer=true", folder=tmp_path)

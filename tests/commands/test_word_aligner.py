@@ -159,7 +159,6 @@ def test_saved_aligner_is_replaced(tmp_path: Path) -> None:
         (("source=train.de", "target=test.en"), "source=train.de has 800 lines, target=test.en has 50"),
         (("source=test.de", "target=none"), "target=none is not a file"),
         (("source=test.de", "target=test.en", "gold=train.gold"), "train.gold has 800 lines for 50 pairs"),
-        (("source=test.de", "target=test.en", "symmetrize=union"), "symmetrize=union needs two models"),
         (("source=test.de", "target=test.en", "reverse_checkpoint=x"), "reverse_checkpoint= is for models with"),
         (("source=train.de", "target=train.en", "save=test.de/x"), "test.de"),
         (("checkpoint=my aligner",), "checkpoint=my aligner is an aligner; give the files source= and target="),

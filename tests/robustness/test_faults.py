@@ -478,7 +478,7 @@ CRAFTED: dict[str, tuple[Change, str]] = {
         r"config.yaml \(model.bridge\) differs from what",
     ),
     "_target_": (append_to_config("_target_: os.system\ncommand: touch executed\n"), "config.yaml .*_target_"),
-    "interpolation": (replace_in_config("name: mine", "name: ${oc.env:HOME}"), "contains an interpolation"),
+    "interpolation": (replace_in_config("name: mine", "name: ${oc.env:HOME}"), "is not a valid folder name"),
     "YAML tag": (append_to_config("x: !!python/object/apply:os.system ['touch executed']\n"), "config.yaml is damaged"),
     "YAML bomb": (append_to_config(BOMB), "aliases .* are not allowed"),
     "deep nesting": (replace_file("config.yaml", b"[" * 100_000), "config.yaml is damaged"),

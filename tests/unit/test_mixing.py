@@ -199,9 +199,9 @@ def test_errors_name_files_of_additional_corpora(tmp_path: Path, streaming: bool
 def test_invalid_corpora_settings_raise() -> None:
     for values, message in (
         ({"path": ""}, "a corpus in data.corpora has no path"),
-        ({"weight": 0.0}, "weight=0.0 in data.corpora must be greater than 0"),
-        ({"format": "toy"}, "format in data.corpora=toy"),
-        ({"tag": "b t"}, "tag='b t' in data.corpora must consist of letters and digits"),
+        ({"weight": 0.0}, "data.corpora: weight=0.0 must be greater than 0"),
+        ({"format": "toy"}, "data.corpora: format=toy is not one of"),
+        ({"tag": "b t"}, "data.corpora: tag='b t' must consist of letters and digits"),
     ):
         with pytest.raises(UserError, match=message):
             CorpusConfig(**{"path": "x"} | values)
