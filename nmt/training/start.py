@@ -55,29 +55,29 @@ def find_starting_point(run: TrainRun, folder: Path, device: torch.device, given
         run = dataclasses.replace(run, resume="auto")
     is_resuming = check_run_folder(folder, run)
     run = apply_by_pairs(run, given)
-    origin = None
-    if is_resuming:
-        origin = folder, find_last_intact_checkpoint(folder)
-    elif run.init_from:
-        origin = find_checkpoint(run.init_from)
     precision = choose_precision(run.precision, device)
-    if origin is None:
-        return StartingPoint(dataclasses.replace(run, precision=precision), is_resuming, None, None, None)
-    settings, tokenizer = load_config_and_tokenizer(*origin)
-    if is_resuming and run.precision == "auto":
-        precision = settings.precision
-    run = dataclasses.replace(run, precision=precision)
-    if is_resuming and run.bleu_tokenizer == "auto":
-        run = dataclasses.replace(run, bleu_tokenizer=settings.bleu_tokenizer)
-    if run.init_from:
-        if not is_resuming:
-            check_parent_direction(run, settings)
-        run = inherit_settings(run, settings)
     if is_resuming:
-        check_resumed_settings(run, settings)
-    if run.new_tokenizer and not is_resuming:
-        return StartingPoint(run, is_resuming, origin[1], None, parent_tokenizer=tokenizer)
-    return StartingPoint(run, is_resuming, origin[1], tokenizer, None)
+        checkpoint = find_last_intact_checkpoint(folder)
+        before, tokenizer = load_config_and_tokenizer(folder, checkpoint)
+        if run.precision == "auto":
+            precision = before.precision
+        if run.bleu_tokenizer == "auto":
+            run = dataclasses.replace(run, bleu_tokenizer=before.bleu_tokenizer)
+        run = dataclasses.replace(run, precision=precision)
+        if run.init_from:
+            run = inherit_settings(run, before)
+        check_resumed_settings(run, before)
+        return StartingPoint(run, True, checkpoint, tokenizer, None)
+    run = dataclasses.replace(run, precision=precision)
+    if not run.init_from:
+        return StartingPoint(run, False, None, None, None)
+    parent_folder, checkpoint = find_checkpoint(run.init_from)
+    parent, tokenizer = load_config_and_tokenizer(parent_folder, checkpoint)
+    check_parent_direction(run, parent)
+    run = inherit_settings(run, parent)
+    if run.new_tokenizer:
+        return StartingPoint(run, False, checkpoint, None, parent_tokenizer=tokenizer)
+    return StartingPoint(run, False, checkpoint, tokenizer, None)
 
 
 def check_parent_direction(run: TrainRun, parent: TrainRun) -> None:
