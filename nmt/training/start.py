@@ -23,7 +23,6 @@ from nmt.runs.checkpoint import (
 )
 from nmt.runs.folder import find_last_checkpoint, list_run_files
 from nmt.system.device import choose_precision
-from nmt.system.distributed import mark_started, was_started
 from nmt.system.files import remove_path
 from nmt.system.logging import log
 from nmt.system.quoting import quote_setting
@@ -51,8 +50,6 @@ def find_starting_point(run: TrainRun, folder: Path, device: torch.device, given
     Raises:
         UserError: the folder cannot be used, a checkpoint is missing or damaged, or immutable settings have changed.
     """
-    if was_started(folder):  # torchrun has restarted this job after a process died
-        run = dataclasses.replace(run, resume="auto")
     is_resuming = check_run_folder(folder, run)
     run = apply_by_pairs(run, given)
     precision = choose_precision(run.precision, device)
@@ -156,7 +153,6 @@ def start_run(
             load_weights(model, start.checkpoint)
         for path in list_run_files(folder):
             remove_path(path)
-    mark_started(folder)
     save_config(folder, start.run)  # the first file, because it identifies the folder as a run
     tokenizer.save(folder)
     return progress
