@@ -113,8 +113,9 @@ def compare_runs(command: EvaluateRun, device: torch.device) -> float | None:
             path: {name: evaluation.metrics[name] for name in METRIC_SETTINGS}
             for path, evaluation in evaluations.items()
         }
-        for path in write_comparison(comparison, settings, first.results):
-            echo(f"{'results':<22}{path}")
+        path = first.results / "comparison.json"
+        write_comparison(comparison, settings, path)
+        echo(f"{'results':<22}{path}")
     return last.metrics["bleu"]
 
 

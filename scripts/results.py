@@ -24,8 +24,6 @@ from statistics import mean, stdev
 from textwrap import fill
 from typing import Any
 
-from nmt.errors import UserError
-from nmt.evaluation.plot import draw_curves
 from nmt.system.text import use_utf8
 
 PAGE = Path("docs/recipes.md")
@@ -116,13 +114,25 @@ def have_common_time(runs: Collection[Run]) -> bool:
     return all(run.minutes for run in runs) and len({run.where for run in runs}) == 1
 
 
-def average_curves(runs: Collection[Run]) -> list[tuple[float, int, float]]:
-    """Return the points of a curve, (mean minutes, number of runs, mean BLEU), for validations that all runs have."""
-    points = []
-    for at in zip(*(run.curve for run in runs), strict=False):
-        minutes, bleu = zip(*at, strict=True)
-        points.append((mean(minutes), len(at), mean(bleu)))
-    return points
+def average_curves(runs: Collection[Run]) -> list[tuple[float, float]]:
+    """Return the points of a curve, (mean minutes, mean BLEU), for validations that all runs have."""
+    validations = zip(*(run.curve for run in runs), strict=False)
+    return [(mean(minutes for minutes, _ in points), mean(bleu for _, bleu in points)) for points in validations]
+
+
+def draw_curves(path: Path, curves: dict[str, list[tuple[float, float]]]) -> None:
+    """Draw BLEU by time as a PNG, if matplotlib is installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        sys.exit(f"the figure needs matplotlib ({error})")
+    figure = Figure(figsize=(6, 3.2))
+    axes = figure.add_subplot(xlabel="minutes", ylabel="BLEU, valid")
+    for label, points in curves.items():
+        axes.plot(*zip(*points, strict=True), "-o", label=label, markersize=4)
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=150, bbox_inches="tight")
 
 
 def main(arguments: list[str]) -> None:
@@ -165,10 +175,7 @@ def main(arguments: list[str]) -> None:
         label.replace(",", " "): average_curves(alike) for label, alike in drawn.items() if have_common_time(alike)
     }
     if points:
-        try:
-            draw_curves(picture, points, "minutes", "BLEU, valid")
-        except UserError as error:  # no matplotlib
-            sys.exit(str(error))
+        draw_curves(picture, points)
         lines += ["", f"![BLEU against time]({Path(os.path.relpath(picture, target.parent)).as_posix()})"]
     page = target.read_text(encoding="utf-8")
     before, _, rest = page.partition(begin)

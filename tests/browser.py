@@ -73,6 +73,13 @@ class Browser:
         while not any(event["method"] == "Page.loadEventFired" for event in self.events):
             self.receive()
 
+    def requests(self) -> list[str]:
+        """Return the addresses that the page has requested, and check that it caused no message and no error."""
+        messages = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
+        assert not [event for event in self.events if event["method"] in messages]
+        events = [event["params"] for event in self.events if event["method"] == "Network.requestWillBeSent"]
+        return [event["request"]["url"] for event in events]
+
     def evaluate(self, expression: str) -> Any:
         """Return the value of a JavaScript expression, evaluated after pending changes have been drawn."""
         promise = f"new Promise(done => requestAnimationFrame(() => setTimeout(() => done({expression}))))"

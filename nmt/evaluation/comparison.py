@@ -3,19 +3,12 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
-from nmt.errors import UserError
-from nmt.evaluation.metrics import (
-    METRIC_NAMES,
-    BleuByRange,
-    SystemScore,
-    bleu_by_length,
-    paired_bootstrap,
-)
-from nmt.evaluation.plot import draw_curves
+from nmt.evaluation.metrics import METRIC_NAMES, BleuByRange, SystemScore, bleu_by_length, paired_bootstrap
 from nmt.evaluation.seeds import SeedComparison, compare_over_seeds
-from nmt.system.files import replacing_files, write_atomically
+from nmt.system.files import write_atomically
 from nmt.system.logging import log
 from nmt.system.messages import pluralize
 
@@ -48,16 +41,15 @@ def compare_systems(
         for name, runs in systems.items()
     }
     if len(sources) < MIN_RELIABLE_SENTENCES:
-        are = "is" if len(sources) == 1 else "are"
         log.warning(
-            f"{pluralize(len(sources), 'sentence')} {are} too few for reliable intervals and p-values; use at least "
+            f"intervals and p-values from {pluralize(len(sources), 'sentence')} are not reliable; use at least "
             f"{MIN_RELIABLE_SENTENCES}"
         )
     scores: Mapping[str, Mapping[str, SystemScore | SeedComparison]]
     if has_seeds(systems):
         scores, signatures = compare_over_seeds(systems, references, tokenizer)
     else:
-        scores, signatures = paired_bootstrap({name: run for name, [run] in systems.items()}, references, tokenizer)
+        scores, signatures = paired_bootstrap(systems, references, tokenizer)
     return Comparison(scores, signatures, by_length)
 
 
@@ -67,57 +59,38 @@ def has_seeds(systems: Mapping[str, Sequence[Any]]) -> bool:
 
 
 def average_ranges(runs: Sequence[BleuByRange]) -> BleuByRange:
-    """Return the mean BLEU of several runs in each range; None where a run has none."""
-    averages: BleuByRange = []
-    for ranges in zip(*runs, strict=True):
-        name, sentences, _ = ranges[0]
-        scores = [score for _, _, score in ranges if score is not None]
-        averages.append((name, sentences, sum(scores) / len(scores) if len(scores) == len(ranges) else None))
-    return averages
+    """Return the mean BLEU of several runs in each range."""
+    return [(*ranges[0][:2], fmean(score for _, _, score in ranges)) for ranges in zip(*runs, strict=True)]
 
 
 def format_comparison(comparison: Comparison) -> str:
     """Return the comparison as plain-text tables."""
     rows = [["", *(METRIC_NAMES[metric] for metric in comparison.signatures)]]
-    for system, scores in comparison.scores.items():
-        rows.append([system, *(format_score(score) for score in scores.values())])
-    first = next(iter(comparison.scores))
-    for system, scores in comparison.scores.items():
-        tests = [
-            score for score in scores.values() if isinstance(score, SeedComparison) and score.difference is not None
-        ]
-        if tests:
-            rows.append([f"{system} - {first}", *map(format_difference, tests)])
-            rows.append(["  seeds needed", *map(format_seeds_needed, tests)])
+    differences = []
+    for system, scores_by_metric in comparison.scores.items():
+        rows.append([system])
+        differences += [[f"{system} - {next(iter(comparison.scores))}"], ["  seeds needed"]]
+        for score in scores_by_metric.values():
+            if isinstance(score, SystemScore):
+                rows[-1].append(format_value(f"{score.score:.2f}", score.interval, score.p_value))
+                continue
+            rows[-1].append(format_value(f"{score.mean:.2f}", score.deviation))
+            if score.difference is not None:
+                differences[-2].append(format_value(f"{score.difference:+.2f}", score.interval, score.p_value))
+                needed = "more sentences" if score.seeds_needed is None else str(score.seeds_needed)
+                differences[-1].append(needed if score.difference else "-")
     ranges = [["", "sentences", *comparison.by_length]]
     for scores_of_range in zip(*comparison.by_length.values(), strict=True):
         name, sentences, _ = scores_of_range[0]
-        ranges.append([name, f"{sentences:,}", *("-" if x is None else f"{x:.2f}" for _, _, x in scores_of_range)])
-    return f"{align_columns(rows)}\n\nBLEU by source words\n{align_columns(ranges)}"
+        ranges.append([name, f"{sentences:,}", *(f"{score:.2f}" for _, _, score in scores_of_range)])
+    tested = [row for row in differences if len(row) > 1]
+    return f"{align_columns(rows + tested)}\n\nBLEU by source words\n{align_columns(ranges)}"
 
 
-def format_score(score: SystemScore | SeedComparison) -> str:
-    if isinstance(score, SeedComparison):
-        return f"{score.mean:.2f}" if score.deviation is None else f"{score.mean:.2f} ± {score.deviation:.2f}"
-    text = f"{score.score:.2f} ± {score.interval:.2f}"
-    if score.p_value is not None:
-        text += f" {format_p_value(score.p_value)}"
-    return text
-
-
-def format_difference(test: SeedComparison) -> str:
-    assert test.p_value is not None
-    return f"{test.difference:+.2f} ± {test.interval:.2f} {format_p_value(test.p_value)}"
-
-
-def format_seeds_needed(test: SeedComparison) -> str:
-    if not test.difference:
-        return "-"
-    return "more sentences" if test.seeds_needed is None else str(test.seeds_needed)
-
-
-def format_p_value(p_value: float) -> str:
-    return f"(p = {p_value:.3f}){'*' if p_value < SIGNIFICANCE_LEVEL else ''}"
+def format_value(value: str, spread: float | None, p_value: float | None = None) -> str:
+    """Return a value with its spread and the p-value of a difference, with a star if that is significant."""
+    text = value if spread is None else f"{value} ± {spread:.2f}"
+    return text if p_value is None else f"{text} (p = {p_value:.3f}){'*' if p_value < SIGNIFICANCE_LEVEL else ''}"
 
 
 def align_columns(rows: list[list[str]]) -> str:
@@ -130,22 +103,11 @@ def align_columns(rows: list[list[str]]) -> str:
     return "\n".join(lines)
 
 
-def write_comparison(comparison: Comparison, settings: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Path]:
-    """Write `comparison.json`, with the settings of each system, and a plot if matplotlib is installed.
-
-    Returns the paths of the files.
-    """
+def write_comparison(comparison: Comparison, settings: Mapping[str, Mapping[str, Any]], path: Path) -> None:
+    """Write a comparison as JSON, with the settings of each system."""
     scores = {
         system: {metric: score._asdict() for metric, score in scores_by_metric.items()}
         for system, scores_by_metric in comparison.scores.items()
     }
     content = comparison._asdict() | {"scores": scores, "settings": settings}
-    names = ["comparison.json"]
-    with replacing_files(folder, names[0], "comparison_by_*.png") as new_folder:
-        write_atomically(new_folder / names[0], [json.dumps(content, indent=1, ensure_ascii=False), "\n"])
-        try:
-            draw_curves(new_folder / "comparison_by_length.png", comparison.by_length, "source words", "BLEU")
-            names.append("comparison_by_length.png")
-        except UserError as error:  # matplotlib is optional
-            log.warning(f"no plot was drawn: {error}")
-    return [folder / name for name in names]
+    write_atomically(path, [json.dumps(content, indent=1, ensure_ascii=False), "\n"])

@@ -7,31 +7,19 @@ Shapes: T target and S source words.
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 from nmt.data.word_links import GoldLinks
 from nmt.decoding.alignment import Record, extract_links
 from nmt.decoding.translation import Translation
 from nmt.decoding.translator import Translator
-from nmt.errors import UserError, extra_command
-from nmt.evaluation.metrics import LinkCounts
-from nmt.system.distributed import rank
+from nmt.evaluation.metrics import LinkCounts, load_scipy
 from nmt.system.logging import log
 from nmt.system.messages import format_first_lines, pluralize
 from nmt.system.text import split_on_spaces
 
 MAX_ERASED_WORDS = 200  # of a source: it is decoded once without each of them
-RECORDS_AT_ONCE = 500  # whose sources are sorted by length and decoded in batches
-
-
-class Erasure(NamedTuple):
-    """What erasure found on a split."""
-
-    losses: list[np.ndarray | None]  # of the translation of each line, as `erase_words` returns them
-    metrics: dict[str, Any]  # erasure_tau and erasure_aer of metrics.json
 
 
 def measure_erasure(
@@ -40,31 +28,31 @@ def measure_erasure(
     sources: Sequence[str],
     references: Sequence[str],
     gold: Sequence[GoldLinks] | None,
-) -> Erasure:
+) -> tuple[list[np.ndarray | None], dict[str, float | None]]:
     """Compare what the words of the translations depend on with attention and, on the references, with gold links.
 
-    `erasure_tau` is Kendall's tau between the attention weights of a target word and its losses without each source
-    word, averaged over the target words for which it is defined. `erasure_aer` is the alignment error rate of linking
-    each target word to the source word without which it loses most, if it loses anything. Each is None if there is
-    nothing to measure.
+    Returns the losses of each translation, as from `erase_words`, and two metrics. `erasure_tau` is Kendall's tau
+    between the attention weights of a target word and its losses without each source word, averaged over the target
+    words for which it is defined. `erasure_aer` is the alignment error rate of linking each target word to the source
+    word without which it loses most, if it loses anything. Each is None if there is nothing to measure.
     """
     records = [translation.record for translation in translations]
-    losses = erase_words(translator, records, "erasing words")
+    losses = erase_words(translator, records, "translation")
     rows: list[tuple[np.ndarray, np.ndarray]] = []
     for record, losses_TS in zip(records, losses, strict=True):
         weights_TS = record.word_weights()
         if losses_TS is not None and weights_TS is not None:
             rows += zip(weights_TS, losses_TS, strict=True)
-    metrics = {"erasure_tau": average_tau(rows), "erasure_aer": None}
+    metrics: dict[str, float | None] = {"erasure_tau": average_tau(rows), "erasure_aer": None}
     if gold is not None:
         # Gold links count words between spaces of the text itself, as `aer` does.
         forced = translator.align([*map(split_on_spaces, sources)], [*map(split_on_spaces, references)])
-        forced_losses = erase_words(translator, forced, "erasing words, references")
+        forced_losses = erase_words(translator, forced, "reference")
         metrics["erasure_aer"] = count_links(forced_losses, gold).scores()["aer"]
-    return Erasure(losses, metrics)
+    return losses, metrics
 
 
-def erase_words(translator: Translator, records: Sequence[Record], description: str) -> list[np.ndarray | None]:
+def erase_words(translator: Translator, records: Sequence[Record], what: str) -> list[np.ndarray | None]:
     """Return losses_TS of each record, in nats.
 
     Target word t loses log p(t | y_<t, x) - log p(t | y_<t, x without s) without source word s. Log-probabilities are
@@ -72,23 +60,6 @@ def erase_words(translator: Translator, records: Sequence[Record], description: 
     t becomes more likely. None stands for an empty line, one translated in parts, and one of more than
     `MAX_ERASED_WORDS` words.
     """
-    losses: list[np.ndarray | None] = []
-    with tqdm(total=len(records), desc=description, unit=" lines", disable=True if rank() else None) as bar:
-        for start in range(0, len(records), RECORDS_AT_ONCE):
-            chunk = records[start : start + RECORDS_AT_ONCE]
-            losses += erase_chunk(translator, chunk)
-            bar.update(len(chunk))
-    left_out = [line for line, losses_TS in enumerate(losses, 1) if losses_TS is None]
-    if left_out:
-        log.warning(
-            f"{description}: {pluralize(len(left_out), 'line')} left out, because the line is empty, was translated in "
-            f"parts or has more than {MAX_ERASED_WORDS} words ({format_first_lines(left_out)})"
-        )
-    return losses
-
-
-def erase_chunk(translator: Translator, records: Sequence[Record]) -> list[np.ndarray | None]:
-    """Return what `erase_words` returns, decoding all records at once."""
     rows: list[range] = []  # of each record: its source, and its source without each word; no rows if it is left out
     source_ids: list[list[int]] = []
     target_ids: list[list[int]] = []
@@ -101,7 +72,7 @@ def erase_chunk(translator: Translator, records: Sequence[Record]) -> list[np.nd
                 source_ids.append([piece for piece, owner in zip(ids, owners, strict=True) if owner != erased])
             target_ids += [encoded[1]] * (len(source_ids) - start)
         rows.append(range(start, len(source_ids)))
-    hypotheses = translator.force_decode(source_ids, target_ids, progress=False, keep_weights=False)
+    hypotheses = translator.force_decode(source_ids, target_ids, progress=True, keep_weights=False)
     losses: list[np.ndarray | None] = []
     for record, record_rows in zip(records, rows, strict=True):
         if not record_rows:
@@ -113,6 +84,12 @@ def erase_chunk(translator: Translator, records: Sequence[Record]) -> list[np.nd
         losses_TS = np.zeros((len(record.target_words), len(record.source_words)))
         np.add.at(losses_TS, words[positions], (scores_SP[0] - scores_SP[1:]).T)
         losses.append(losses_TS)
+    left_out = [line for line, losses_TS in enumerate(losses, 1) if losses_TS is None]
+    if left_out:
+        log.warning(
+            f"erase=true leaves out {pluralize(len(left_out), what)} of lines that are empty, were translated in parts "
+            f"or have more than {MAX_ERASED_WORDS} words ({format_first_lines(left_out)})"
+        )
     return losses
 
 
@@ -122,11 +99,8 @@ def average_tau(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float | None:
     Raises:
         UserError: scipy is not installed.
     """
-    try:
-        from scipy.stats import kendalltau
-    except ImportError:
-        raise UserError(f"erase=true needs scipy; install it with: {extra_command('stats')}") from None
-    taus = [kendalltau(x, y).statistic for x, y in pairs if len(x) > 1]
+    stats = load_scipy("erase=true")
+    taus = [stats.kendalltau(x, y).statistic for x, y in pairs if len(x) > 1]
     defined = [tau for tau in taus if not math.isnan(tau)]
     return float(np.mean(defined)) if defined else None
 

@@ -48,7 +48,5 @@ def compute_head_weights(
 
 def describe_head(shown: LayerAndHead) -> str:
     layer, head = shown
-    if layer is None and head is None:
-        return "Attention: mean"
     parts = [] if layer is None else [f"layer {layer}"]
     return f"Attention: {', '.join([*parts, 'mean of heads' if head is None else f'head {head}'])}"

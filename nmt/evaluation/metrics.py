@@ -31,12 +31,11 @@ from nmt.errors import UserError, extra_command
 log = logging.getLogger("nmt")
 METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}  # for display
 LENGTH_BOUNDS = (5, 10, 15, 20, 25, 30, 40, 50)  # `bleu_by_length`: inclusive upper bounds of ranges, in source words
-BleuByRange = list[tuple[str, int, float | None]]  # name of the range as "6-10", number of sentences, BLEU
+BleuByRange = list[tuple[str, int, float]]  # name of the range as "6-10", number of sentences, BLEU
 
 
 # -------------------------------------------------------------------------------------------------------- tokenizers
 TOKENIZER_BY_SCRIPT = {None: "13a", "han": "zh", "kana": "ja-mecab", "other": "char"}  # keys as from `detect_script`
-MECAB_TOKENIZERS = ("ja-mecab", "ko-mecab")
 
 
 @cache
@@ -45,7 +44,7 @@ def find_tokenizer_problem(tokenizer: str) -> str | None:
     try:
         BLEU(tokenize=tokenizer)
     except (Exception, SystemExit) as error:  # an import or a download can fail in many ways
-        if tokenizer in MECAB_TOKENIZERS:
+        if tokenizer in ("ja-mecab", "ko-mecab"):
             return f"needs MeCab and a dictionary, which are not installed: {extra_command('cjk')}"
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         return f"needs a model that sacreBLEU downloads to {SACREBLEU_DIR}/models, but the download failed ({reason})"
@@ -151,14 +150,9 @@ def bleu_by_length(
     found: BleuByRange = []
     for index in sorted(set(ranges)):
         rows = [row for row, own_range in enumerate(ranges) if own_range == index]
-        found.append((names[index], len(rows), score_rows(metric, rows, hypotheses, references)))
+        texts, own_references = ([lines[row] for row in rows] for lines in (hypotheses, references))
+        found.append((names[index], len(rows), score_corpus(metric, texts, own_references) or 0.0))
     return found
-
-
-def score_rows(
-    metric: Metric, rows: Sequence[int], hypotheses: Sequence[str], references: Sequence[str]
-) -> float | None:
-    return score_corpus(metric, [hypotheses[row] for row in rows], [references[row] for row in rows])
 
 
 class SystemScore(NamedTuple):
@@ -170,14 +164,18 @@ class SystemScore(NamedTuple):
 
 
 def paired_bootstrap(
-    systems: Mapping[str, Sequence[str]], references: Sequence[str], tokenizer: str = "auto"
+    systems: Mapping[str, Sequence[Sequence[str]]], references: Sequence[str], tokenizer: str = "auto"
 ) -> tuple[dict[str, dict[str, SystemScore]], dict[str, str]]:
     """Compare systems by paired bootstrap resampling with 1,000 samples (Koehn 2004), as implemented by sacreBLEU.
 
-    Returns scores by system and metric, and the signatures by metric.
+    Args:
+        systems: the translations of the one run of each system, by name.
+
+    Returns:
+        Scores by system and metric, and the signatures by metric.
     """
     metrics = build_metrics(tokenizer, references)
-    test = PairedTest([(name, list(texts)) for name, texts in systems.items()], metrics, [references], "bs")
+    test = PairedTest([(name, list(texts)) for name, [texts] in systems.items()], metrics, [references], "bs")
     signatures, results = test()
     results_of_metrics: list[Any] = [*results.values()][1:]  # the first entry holds the names of the systems
     scores: dict[str, dict[str, SystemScore]] = {system: {} for system in systems}
@@ -190,6 +188,15 @@ def paired_bootstrap(
                 p_value = 1.0
             scores[system][name] = SystemScore(float(result.score), float(result.ci), p_value)
     return scores, {name: str(signature) for name, signature in zip(metrics, signatures.values(), strict=True)}
+
+
+def load_scipy(purpose: str) -> Any:
+    """Return the module `scipy.stats`. Raises a `UserError` with this purpose if scipy is not installed."""
+    try:
+        from scipy import stats
+    except ImportError:
+        raise UserError(f"{purpose} needs scipy; install it with: {extra_command('stats')}") from None
+    return stats
 
 
 # -------------------------------------------------------------------------------------------------------- alignments

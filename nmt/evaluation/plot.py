@@ -1,11 +1,8 @@
-"""Plots of attention weights and scores. Only this module imports matplotlib, and only to draw."""
+"""Pictures of attention weights. Only this module imports matplotlib, and only to draw."""
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import cache
-from itertools import cycle, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,15 +19,7 @@ CELL_SIZE = 0.3  # inches; fits text of FONT_SIZE
 FONT_SIZE = 10  # points
 MAX_SIDE = 24  # inches; cells and text of larger heat maps are scaled down
 MAX_LABEL_LENGTH = 24  # characters
-OTHER_FONTS = [
-    "WenQuanYi Zen Hei",
-    "Arial Unicode MS",
-    "Segoe UI",
-    "Microsoft YaHei",
-    "Hiragino Sans",
-    "FreeSans",
-    "Unifont",
-]
+OTHER_FONTS = ["WenQuanYi Zen Hei", "Arial Unicode MS", "Microsoft YaHei", "Hiragino Sans", "FreeSans", "Unifont"]
 ZERO_WIDTH_JOINERS = "\u200c\u200d"  # not printable, but they shape adjacent characters in Persian, Hindi and emoji
 INK_COLOR = "0.15"  # a gray level of matplotlib
 
@@ -47,61 +36,26 @@ def draw_heat_map(path: Path, source: list[str], target: list[str], weights: np.
     Raises:
         UserError: matplotlib is not installed.
     """
-    assert weights.shape == (len(target), len(source)) and weights.size
-    scale = min(1.0, MAX_SIDE / (CELL_SIZE * max(weights.shape)))
-    size = CELL_SIZE * scale * len(source), CELL_SIZE * scale * len(target)
-    with open_figure(path, size, FONT_SIZE * scale) as figure:
-        draw_cells(figure, source, target, weights)
-
-
-def draw_curves(
-    path: Path, curves: Mapping[str, Sequence[tuple[Any, int, float | None]]], x_label: str, y_label: str
-) -> None:
-    """Draw curves as a PNG.
-
-    Args:
-        path: PNG file to write; its folder must exist.
-        curves: points (x, number of sentences, y) by name, as from `bleu_by_length`. x is a label or a number. Points
-            whose y is None are left out.
-
-    Raises:
-        UserError: matplotlib is not installed.
-    """
-    with open_figure(path, (6, 3.2), FONT_SIZE) as figure:
-        axes = figure.add_axes((0, 0, 1, 1))
-        styles = product((INK_COLOR, "0.55", "0.75"), ("-o", "--s", ":^", "-.d"))
-        handles = []
-        for points, (color, style) in zip(curves.values(), cycle(styles), strict=False):
-            xy = [(x, y) for x, _, y in points if y is not None]
-            handles += axes.plot(*zip(*xy, strict=True), style, color=color, markersize=4, linewidth=1, clip_on=False)
-        axes.set_xlabel(x_label, color=INK_COLOR)
-        axes.set_ylabel(y_label, color=INK_COLOR)
-        axes.set_ylim(bottom=0)
-        axes.spines[["top", "right"]].set_visible(False)
-        for text in axes.legend(handles, list(curves), frameon=False).get_texts():
-            text.set_parse_math(False)
-
-
-@contextmanager
-def open_figure(path: Path, inches: tuple[float, float], font_size: float) -> Iterator["Figure"]:
-    """Yield an empty figure, and write it to `path` at the end.
-
-    Raises:
-        UserError: matplotlib is not installed.
-    """
     try:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError:
         raise UserError(f"pictures need matplotlib; install it with: {extra_command('plot')}") from None
-    with matplotlib.rc_context({"font.family": find_font_families(), "font.size": font_size}):
+    assert weights.shape == (len(target), len(source)) and weights.size
+    scale = min(1.0, MAX_SIDE / (CELL_SIZE * max(weights.shape)))
+    inches = CELL_SIZE * scale * len(source), CELL_SIZE * scale * len(target)
+    with matplotlib.rc_context({"font.family": find_font_families(), "font.size": FONT_SIZE * scale}):
         figure = Figure(figsize=inches)
-        yield figure
-        save_figure(figure, path)
+        draw_cells(figure, source, target, weights)
+        with warnings.catch_warnings(record=True) as caught, with_filename(path):
+            warnings.simplefilter("always")
+            figure.savefig(path, format="png", dpi=150, bbox_inches="tight", pad_inches=0.15)
+    if any("missing from font" in str(warning.message) for warning in caught):
+        warn_of_missing_glyphs()
 
 
 def draw_cells(figure: "Figure", source: list[str], target: list[str], weights: np.ndarray) -> None:
-    """Fill the figure with cells. Labels are outside of it; `save_figure` makes room for them."""
+    """Fill the figure with cells. Labels are outside of it; saving makes room for them."""
     axes = figure.add_axes((0, 0, 1, 1))
     axes.imshow(weights, cmap="gray_r", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     axes.xaxis.tick_top()
@@ -121,15 +75,6 @@ def draw_cells(figure: "Figure", source: list[str], target: list[str], weights: 
     axes.vlines(np.arange(0.5, columns - 1), -0.5, rows - 0.5, **grid_style)
     axes.hlines(np.arange(0.5, rows - 1), -0.5, columns - 0.5, **grid_style)
     axes.spines[:].set(color=INK_COLOR, linewidth=0.8)
-
-
-def save_figure(figure: "Figure", path: Path) -> None:
-    """Write a figure as PNG. Warnings of missing glyphs are replaced by a single one."""
-    with warnings.catch_warnings(record=True) as caught, with_filename(path):
-        warnings.simplefilter("always")
-        figure.savefig(path, format="png", dpi=150, bbox_inches="tight", pad_inches=0.15)
-    if any("missing from font" in str(warning.message) for warning in caught):
-        warn_of_missing_glyphs()
 
 
 @cache

@@ -47,20 +47,16 @@ def build_report(
         build_pair(row + 1, sources[row], references[row], translations[row], chrf[row], choices)
         for row in sort_worst_first(chrf)[:MAX_REPORT_PAIRS]
     ]
-    scores = {label: measures[name] for name, label in REPORT_SCORE_NAMES.items() if name in measures}
-    if scores.get("AER", 0) is None:
-        del scores["AER"]  # the corpus has no gold links
-    other_measures = {
-        name.replace("_", " "): value
-        for name, value in measures.items()
-        if name not in REPORT_SCORE_NAMES and not isinstance(value, dict)
-    }
+    numbers = {name: value for name, value in measures.items() if not isinstance(value, dict)}
+    if numbers.get("aer", 0) is None:
+        del numbers["aer"]  # the corpus has no gold links
+    scores = {label: numbers.pop(name) for name, label in REPORT_SCORE_NAMES.items() if name in numbers}
     signatures = {REPORT_SCORE_NAMES.get(name, name): text for name, text in measures["signatures"].items()}
     ranges = bleu_by_length(sources, texts, references, measures.get("bleu_tokenizer", "auto"))
     parts = {
         "TITLE": escape(title),
         "SCORES": format_definitions(scores),
-        "MEASURES": format_definitions(other_measures),
+        "MEASURES": format_definitions({name.replace("_", " "): value for name, value in numbers.items()}),
         "SIGNATURES": format_definitions(signatures),
         "CHART": draw_length_chart(ranges),
         "CHOICES": write_choices(choices),
@@ -75,12 +71,7 @@ def sort_worst_first(chrf: Sequence[float]) -> list[int]:
 
 
 def build_pair(
-    line: int,
-    source: str,
-    reference: str,
-    translation: Translation,
-    chrf: float,
-    choices: Sequence[WordWeights] = (),
+    line: int, source: str, reference: str, translation: Translation, chrf: float, choices: Sequence[WordWeights] = ()
 ) -> dict[str, Any]:
     """Return the data of a sentence pair, in the format that is described in the script of `report.html`."""
     record = translation.record
@@ -127,61 +118,45 @@ def format_measure(value: Any) -> str:
 
 def write_choices(choices: Sequence[WordWeights]) -> str:
     """Return an HTML select element with the weights that can be shown; nothing if there is no choice."""
-    if not choices:
-        return ""
     options = "".join(f'<option value="{index}">{choice.label}</option>' for index, choice in enumerate(choices))
-    return (
-        '<select id="shown" aria-label="Weights to show">'
-        f'<option value="">Attention as in alignments.jsonl</option>{options}</select>'
-    )
+    default = '<option value="">Attention as in alignments.jsonl</option>'
+    return f'<select id="shown" aria-label="Weights to show">{default}{options}</select>' if choices else ""
 
 
 def write_note(sentences: int, pairs: list[dict[str, Any]]) -> str:
     """Return a note on how to read a matrix, and on what is left out of the page."""
-    parts = []
+    note = ""
     if len(pairs) < sentences:
-        parts.append(f"The {len(pairs):,} worst of {sentences:,} sentence pairs by chrF are shown.")
+        note = f"The {len(pairs):,} worst of {sentences:,} sentence pairs by chrF are shown. "
     if any(pair.keys() & {"rows", "choices"} for pair in pairs):
-        parts.append(
+        note += (
             "Rows of a matrix are translated words, columns are source words. The stronger the color of a cell, the "
             "larger the attention weight. Hover over a word or a cell, or move through a matrix with Tab and the arrow "
             f"keys. Weights are rounded, and matrices of more than {MAX_MATRIX_CELLS:,} cells are left out; "
             "alignments.jsonl has all weights."
         )
-    return " ".join(parts)
+    return note
 
 
-# ------------------------------------------------------------------------------------------------------------- chart
-COLUMN_WIDTH = 60  # all in pixels
-BAR_WIDTH = 34
-BAR_AREA_HEIGHT = 110
-LEFT_MARGIN = 48
-TOP_MARGIN = 20
-BOTTOM_MARGIN = 40
+BAR_HEIGHT = 110  # of the highest bar of the chart, in pixels, as all below
 
 
 def draw_length_chart(ranges: BleuByRange) -> str:
     """Return an HTML figure with a bar chart of BLEU by source length."""
-    full = max([1.0, *(score or 0 for _, _, score in ranges)])
-    base = TOP_MARGIN + BAR_AREA_HEIGHT
-    elements = [
-        f'<text class="soft" y="{base + 16}">words</text>',
-        f'<text class="soft" y="{base + 32}">pairs</text>',
-    ]
+    full = max([1.0, *(score for _, _, score in ranges)])
+    columns = []
     for column, (name, sentences, score) in enumerate(ranges):
-        center = LEFT_MARGIN + COLUMN_WIDTH * column + COLUMN_WIDTH / 2
-        height = BAR_AREA_HEIGHT * (score or 0) / full
-        elements += [
-            f'<rect class="bar" x="{center - BAR_WIDTH / 2}" y="{base - height:.1f}" width="{BAR_WIDTH}" ',
-            f'height="{height:.1f}" rx="2"/>',
-            f'<g text-anchor="middle"><text x="{center}" y="{base - height - 6:.1f}">{format_measure(score)}</text>',
-            f'<text x="{center}" y="{base + 16}">{name}</text>',
-            f'<text class="soft" x="{center}" y="{base + 32}">{sentences:,}</text></g>',
-        ]
-    width, height = LEFT_MARGIN + COLUMN_WIDTH * len(ranges), base + BOTTOM_MARGIN
+        height = BAR_HEIGHT * score / full
+        columns.append(
+            f'<g text-anchor="middle" transform="translate({78 + 60 * column} 130)">'
+            f'<rect class="bar" x="-17" y="{-height:.1f}" width="34" height="{height:.1f}" rx="2"/>'
+            f'<text y="{-height - 6:.1f}">{format_measure(score)}</text><text y="16">{name}</text>'
+            f'<text class="soft" y="32">{sentences:,}</text></g>'
+        )
+    width = 48 + 60 * len(ranges)
     label = "; ".join(f"{name} words: BLEU {format_measure(score)} (pairs: {count:,})" for name, count, score in ranges)
     return (
         f'<figure class="chart"><figcaption>BLEU by source length</figcaption><svg role="img" aria-label="{label}" '
-        f'width="{width}" height="{height}" viewBox="0 0 {width} {height}">{"".join(elements)}'
-        f'<line x1="{LEFT_MARGIN}" x2="{width}" y1="{base}" y2="{base}"/></svg></figure>'
+        f'width="{width}" height="170"><text class="soft" y="146">words</text><text class="soft" y="162">pairs</text>'
+        f'{"".join(columns)}<line x1="48" x2="{width}" y1="130" y2="130"/></svg></figure>'
     )

@@ -32,7 +32,7 @@ def test_compare_systems_warns_of_few_sentences(caplog: pytest.LogCaptureFixture
     for count in (MIN_RELIABLE_SENTENCES, MIN_RELIABLE_SENTENCES - 1):
         few = texts[:count]
         compare_systems({"a": [few], "b": [few]}, few, few)
-        assert (f"{count} sentences are too few" in caplog.text) == (count < MIN_RELIABLE_SENTENCES)
+        assert (f"from {count} sentences are not reliable" in caplog.text) == (count < MIN_RELIABLE_SENTENCES)
 
 
 def test_compare_systems_over_seeds() -> None:

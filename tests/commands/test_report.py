@@ -3,11 +3,9 @@
 import base64
 import hashlib
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from browser import CHROMIUM, NO_CHROMIUM, Browser
 from builders import HOSTILE, PageReader
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -37,13 +35,9 @@ def build_page(pairs, **options):
     return build_report("toy, test", compute_scores(texts, references), sources, references, translations)
 
 
-def read_page(pairs, **options):
-    return PageReader(build_page(pairs, **options))
-
-
 def test_pairs_are_sorted_from_worst_score():
     pairs = [("eins", "one", "one"), ("zwei drei", "two three", "xx"), ("vier", "four", "fort")]
-    data = read_page(pairs).data
+    data = PageReader(build_page(pairs)).data
     assert [pair["line"] for pair in data] == [2, 3, 1]
     for pair in data:
         _, reference, text = pairs[pair["line"] - 1]
@@ -63,22 +57,11 @@ def test_rows_are_word_weights_in_percent():
     assert pair["rows"] == [[1, 100], [2, 25]]
 
 
-def test_unknown_words_are_shown_as_in_source():
-    translation = make_translation("ein <unk> <unk>", "a lynx")
-    [pair] = PageReader(build_report("x", NO_SCORES, ["ein  Luchs gähnt"], ["a lynx yawns"], [translation])).data
-    assert (pair["source"], pair["translation"]) == (["ein", "Luchs", "gähnt"], ["a", "lynx"])
-    [pair] = PageReader(build_report("x", NO_SCORES, ["ein Luchs"], ["a lynx yawns"], [translation])).data
-    assert pair["source"] == ["ein", "<unk>", "<unk>"]  # a source with another number of words
-
-
-def test_report_without_attention_has_no_matrix():
-    page = read_page([("eins zwei", "one two", "one")], weights=None)
+def test_report_without_attention_of_empty_sentences_and_of_nothing():
+    page = PageReader(build_page([("eins zwei", "one two", "one")], weights=None))
     [pair] = page.data
     assert pair["source"] == ["eins", "zwei"] and "rows" not in pair and "matrix" not in page.text["p"]
-
-
-def test_report_of_empty_sentences_and_empty_corpus():
-    assert read_page([]).data == []
+    assert PageReader(build_page([])).data == []
     translations = [Translation(""), make_translation("ja", "")]
     pairs = PageReader(build_report("x", NO_SCORES, ["", "ja"], ["", "yes"], translations)).data
     assert [pair["source"] for pair in pairs] == [[], ["ja"]] and not any("rows" in pair for pair in pairs)
@@ -114,23 +97,23 @@ def test_chart_of_bleu_by_length():
     score = bleu([part], [full])
     assert f'aria-label="up to 5 words: BLEU 100.00 (pairs: 3); 6-10 words: BLEU {score:.2f} (pairs: 1)"' in text
     heights = [float(height) for height in re.findall('class="bar".*? height="(.*?)"', text)]
-    assert heights[0] == report.BAR_AREA_HEIGHT and heights[1] < heights[0]
+    assert heights[0] == report.BAR_HEIGHT and heights[1] < heights[0]
 
 
-def build_page_with(title, name, value, reference, pieces):
+def read_page_with(title, name, value, reference, pieces):
     translation = Translation("".join(pieces), pieces, pieces, -1.0, np.ones((len(pieces), len(pieces))))
     scores = {"any " + name: value}  # the prefix avoids names of known metrics
-    return build_report(title, scores | {"signatures": scores}, ["x"], [reference], [translation])
+    return PageReader(build_report(title, scores | {"signatures": scores}, ["x"], [reference], [translation]))
 
 
-PLAIN_PAGE = PageReader(build_page_with("x", "x", "x", "x", ["▁x"]))
+PLAIN_PAGE = read_page_with("x", "x", "x", "x", ["▁x"])
 LABEL = st.text(st.characters(blacklist_categories=["Cc", "Cs"]), max_size=20)
 
 
 @given(LABEL, LABEL, LABEL, st.text(max_size=20), st.lists(st.text(max_size=8), min_size=1, max_size=4))
 @example(*HOSTILE[1:4], HOSTILE[0], HOSTILE)
 def test_any_text_is_escaped(title, name, value, reference, pieces):
-    page = PageReader(build_page_with(title, name, value, reference, pieces))
+    page = read_page_with(title, name, value, reference, pieces)
     assert page.elements == PLAIN_PAGE.elements and page.policy == PLAIN_PAGE.policy
     [pair] = page.data
     assert pair["reference"] == reference and not re.search("[<>&\u2028\u2029]", page.text["data"])
@@ -160,151 +143,129 @@ PAIRS = [
 PAIR_WITHOUT_ATTENTION = len(PAIRS) - 1
 WEIGHTS = np.array([[0.75, 0.25, 0, 0], [0, 0.5, 0.5, 0], [0.1, 0, 0.9, 0], [0, 0, 0, 1]])
 FIRST_ARTICLE = "article:first-child "
+TOOLTIP = "tip.hidden ? null : tip.textContent"
 
 
 @pytest.fixture(scope="module")
-def browser_session(tmp_path_factory):
-    if CHROMIUM is None:
-        pytest.skip(NO_CHROMIUM)
-    folder = tmp_path_factory.mktemp("page")
+def address(tmp_path_factory):
+    """The address of a report."""
     sources, references, texts = zip(*PAIRS, strict=True)
     translations = [make_translation(source, text) for source, text in zip(sources, texts, strict=True)]
     translations[0] = make_translation(sources[0], texts[0], WEIGHTS)
-    path = folder / "report.html"
     choices = [
         WordWeights("swapped", {0: WEIGHTS[[1, 0, 2]][:, :3]}),
         WordWeights("same", {0: WEIGHTS[:3, :3], 1: None, PAIR_WITHOUT_ATTENTION: np.ones((2, 2))}),
     ]
     text = build_report(HOSTILE[6], compute_scores(texts, references), sources, references, translations, choices)
+    path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(text, encoding="utf-8")
-    browser = Browser(folder / "profile")
-    yield SimpleNamespace(browser=browser, path=path)
-    browser.close()
+    return path.as_uri()
 
 
 @pytest.fixture
-def browser(browser_session):
-    browser_session.browser.open(browser_session.path.as_uri())
-    return browser_session.browser
+def page(browser, address):
+    """The browser, in which the report has been opened."""
+    browser.open(address)
+    return browser
 
 
-def get_highlights(browser):
+def get_highlights(page):
     """Return the highlighted words with their strength, which must be equal in the text and at the matrix."""
     query = "[...document.querySelectorAll('[style*=glow]')].map(n => [n.tagName, n.textContent, n.style.cssText])"
     strengths = {"SPAN": {}, "TH": {}}
-    for tag, text, css in browser.evaluate(query):
+    for tag, text, css in page.evaluate(query):
         strengths.setdefault(tag, {})[text] = float(re.search("glow: ?([^;]*)", css)[1])
     assert strengths["SPAN"] == strengths["TH"]
     return {text: strength for text, strength in strengths["SPAN"].items() if strength}
 
 
-def get_focused_cell(browser):
-    return browser.evaluate("{...document.activeElement.dataset}")
+def get_focused_cell(page):
+    return page.evaluate("{...document.activeElement.dataset}")
 
 
-def get_tooltip(browser):
-    return browser.evaluate("tip.hidden ? null : tip.textContent")
+def test_page_opens_without_messages_or_requests(page, address):
+    assert page.evaluate("document.querySelectorAll('article').length") == 20
+    assert page.requests() == [address]
 
 
-def test_page_opens_without_messages_or_requests(browser, browser_session):
-    assert browser.evaluate("document.querySelectorAll('article').length") == 20
-    messages = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
-    assert not [event for event in browser.events if event["method"] in messages]
-    requests = [event["params"] for event in browser.events if event["method"] == "Network.requestWillBeSent"]
-    assert [parameters["request"]["url"] for parameters in requests] == [browser_session.path.as_uri()]
-
-
-def test_hostile_text_is_displayed_and_not_executed(browser):
-    while browser.evaluate("more.hidden || append() && false") is False:
+def test_hostile_text_is_displayed_and_not_executed(page):
+    while page.evaluate("more.hidden || append() && false") is False:
         pass
-    shown = browser.evaluate("[...document.querySelectorAll('article dl')].map(n => n.children[3].textContent)")
+    shown = page.evaluate("[...document.querySelectorAll('article dl')].map(n => n.children[3].textContent)")
     assert sorted(shown) == sorted(reference for _, reference, _ in PAIRS)
-    assert browser.evaluate("typeof hacked") == "undefined"
-    assert browser.evaluate("document.scripts.length") == 2 and browser.evaluate("document.images.length") == 0
-    assert browser.evaluate("document.title") == HOSTILE[6]
+    assert page.evaluate("typeof hacked") == "undefined"
+    assert page.evaluate("document.scripts.length") == 2 and page.evaluate("document.images.length") == 0
+    assert page.evaluate("document.title") == HOSTILE[6]
 
 
-def test_hovering_cell_highlights_words_and_shows_weight(browser):
-    browser.hover(FIRST_ARTICLE + "td[data-s='1'][data-t='0']")
-    assert get_highlights(browser) == {"Hund": 1, "zzz": 1}
-    assert get_tooltip(browser) == "Hund → zzz0.25"
-    browser.hover("h1")
-    assert get_highlights(browser) == {} and get_tooltip(browser) is None
+def test_hovering_word_highlights_other_side_by_weight(page):
+    for place in ("dd span", "th"):
+        page.hover(f"{FIRST_ARTICLE}{place}[data-t='1']")
+        assert get_highlights(page) == {"qqq": 1, "Hund": 0.5, "schläft": 0.5}
+        page.hover(f"{FIRST_ARTICLE}{place}[data-s='0']")
+        assert get_highlights(page) == {"Der": 1, "zzz": 0.75, "vvv": 0.1}
+    page.hover(FIRST_ARTICLE + "td[data-s='1'][data-t='0']")
+    assert get_highlights(page) == {"Hund": 1, "zzz": 1} and page.evaluate(TOOLTIP) == "Hund → zzz0.25"
+    page.hover("h1")
+    assert get_highlights(page) == {} and page.evaluate(TOOLTIP) is None
 
 
-@pytest.mark.parametrize("place", ["dd span", "th"])
-def test_hovering_word_highlights_other_side_by_weight(browser, place):
-    browser.hover(f"{FIRST_ARTICLE}{place}[data-t='1']")
-    assert get_highlights(browser) == {"qqq": 1, "Hund": 0.5, "schläft": 0.5}
-    browser.hover(f"{FIRST_ARTICLE}{place}[data-s='0']")
-    assert get_highlights(browser) == {"Der": 1, "zzz": 0.75, "vvv": 0.1}
+def test_keyboard_navigation_of_matrix(page):
+    page.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "filter"
+    page.press("Tab", "Tab", "Tab")
+    assert get_focused_cell(page) == {"s": "0", "t": "0"} and page.evaluate(TOOLTIP) == "Der → zzz0.75"
+    page.press("ArrowRight", "ArrowDown")
+    assert get_focused_cell(page) == {"s": "1", "t": "1"} and get_highlights(page) == {"Hund": 1, "qqq": 1}
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.press("Escape")
+    assert page.evaluate(TOOLTIP) is None
+    page.press("ArrowUp", "ArrowUp")
+    assert get_focused_cell(page) == {"s": "1"} and get_highlights(page) == {"Hund": 1, "zzz": 0.25, "qqq": 0.5}
+    page.press("ArrowUp", "ArrowLeft", "ArrowLeft", "ArrowLeft")  # not past the edge, nor into the corner
+    assert get_focused_cell(page) == {"s": "0"}
+    page.evaluate('document.querySelector(\'td[data-s="2"][data-t="1"]\').focus()')  # as a click does
+    assert page.evaluate("document.querySelectorAll('article:first-child [tabindex=\"0\"]').length") == 1
+    page.press("Tab")
+    assert page.evaluate("[...list.children].indexOf(document.activeElement.closest('article'))") == 1
 
 
-def test_keyboard_navigation_of_matrix(browser):
-    browser.press("Tab")
-    assert browser.evaluate("document.activeElement.id") == "filter"
-    browser.press("Tab", "Tab", "Tab")
-    assert get_focused_cell(browser) == {"s": "0", "t": "0"} and get_tooltip(browser) == "Der → zzz0.75"
-    browser.press("ArrowRight", "ArrowDown")
-    assert get_focused_cell(browser) == {"s": "1", "t": "1"} and get_highlights(browser) == {"Hund": 1, "qqq": 1}
-    assert browser.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-    browser.press("Escape")
-    assert get_tooltip(browser) is None
-    browser.press("ArrowUp", "ArrowUp")
-    assert get_focused_cell(browser) == {"s": "1"} and get_highlights(browser) == {"Hund": 1, "zzz": 0.25, "qqq": 0.5}
-    browser.press("ArrowUp", "ArrowLeft", "ArrowLeft", "ArrowLeft")  # not past the edge, nor into the corner
-    assert get_focused_cell(browser) == {"s": "0"}
-    browser.evaluate('document.querySelector(\'td[data-s="2"][data-t="1"]\').focus()')  # as a click does
-    assert browser.evaluate("document.querySelectorAll('article:first-child [tabindex=\"0\"]').length") == 1
-    browser.press("Tab")
-    assert browser.evaluate("[...list.children].indexOf(document.activeElement.closest('article'))") == 1
-
-
-def test_filter_order_and_more_controls(browser):
+def test_filter_order_and_more_controls(page):
     def lines():
-        return browser.evaluate("[...document.querySelectorAll('h2')].map(n => +n.textContent.slice(5))")
+        return page.evaluate("[...document.querySelectorAll('h2')].map(n => +n.textContent.slice(5))")
 
-    assert lines()[0] == 1 and browser.evaluate("count.textContent") == f"{len(PAIRS)} of {len(PAIRS)} pairs"
-    browser.evaluate("more.focus()")
-    browser.press("Enter")
-    assert len(lines()) == 40 and browser.evaluate("[...list.children].indexOf(document.activeElement)") == 20
-    browser.evaluate("order.value = 'corpus', order.dispatchEvent(new Event('change'))")
+    assert lines()[0] == 1 and page.evaluate("count.textContent") == f"{len(PAIRS)} of {len(PAIRS)} pairs"
+    page.evaluate("more.focus()")
+    page.press("Enter")
+    assert len(lines()) == 40 and page.evaluate("[...list.children].indexOf(document.activeElement)") == 20
+    page.evaluate("order.value = 'corpus', order.dispatchEvent(new Event('change'))")
     assert lines() == list(range(1, 21))
-    browser.evaluate("order.value = 'longest', order.dispatchEvent(new Event('change'))")
+    page.evaluate("order.value = 'longest', order.dispatchEvent(new Event('change'))")
     longest = sorted(range(len(PAIRS)), key=lambda row: -len(PAIRS[row][0].split(" ")))
     assert lines() == [row + 1 for row in longest[:20]]
-    browser.evaluate("filter.focus()")
-    browser.type("SCHLÄFT")
-    assert lines() == [1] and browser.evaluate("count.textContent") == f"1 of {len(PAIRS)} pairs"
-    browser.hover(FIRST_ARTICLE + "td[data-s='0']")
-    assert get_tooltip(browser) == "Der → zzz0.75"
-    browser.type("no such text")
+    page.evaluate("filter.focus()")
+    page.type("SCHLÄFT")
+    assert lines() == [1] and page.evaluate("count.textContent") == f"1 of {len(PAIRS)} pairs"
+    page.hover(FIRST_ARTICLE + "td[data-s='0']")
+    assert page.evaluate(TOOLTIP) == "Der → zzz0.75"
+    page.type("no such text")
     assert (
-        lines() == [] and browser.evaluate("getComputedStyle(more).display") == "none" and get_tooltip(browser) is None
+        lines() == [] and page.evaluate("getComputedStyle(more).display") == "none" and page.evaluate(TOOLTIP) is None
     )
 
 
-def test_reader_chooses_weights(browser):
-    assert browser.evaluate("[...shown.options].map(option => option.text)") == [
+def test_reader_chooses_weights(page):
+    assert page.evaluate("[...shown.options].map(option => option.text)") == [
         "Attention as in alignments.jsonl",
         "swapped",
         "same",
     ]
     expected = {"": WEIGHTS[0], "0": WEIGHTS[1], "1": WEIGHTS[0]}
     for value, weights in expected.items():
-        browser.evaluate(f"shown.value = '{value}', shown.dispatchEvent(new Event('change'))")
-        cells = browser.evaluate("[...document.querySelector('tbody tr').cells].slice(1).map(n => n.ariaLabel)")
+        page.evaluate(f"shown.value = '{value}', shown.dispatchEvent(new Event('change'))")
+        cells = page.evaluate("[...document.querySelector('tbody tr').cells].slice(1).map(n => n.ariaLabel)")
         assert [float(cell) for cell in cells] == list(weights[:3])
         shown_pairs = {"": len(PAIRS), "0": 1, "1": 2}[value]  # the other pairs have no such weights
-        assert browser.evaluate("count.textContent") == f"{shown_pairs} of {len(PAIRS)} pairs"
-    browser.evaluate("shown.value = '1', shown.dispatchEvent(new Event('change'))")
-    assert browser.evaluate("document.querySelectorAll('.matrix').length") == 2  # also of the pair without attention
-
-
-def test_policy_blocks_injected_scripts_and_requests(browser):
-    browser.evaluate(
-        "(() => { const made = document.createElement('script'); made.textContent = 'hacked = 1'; document.body.append("
-        "made); document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=hacked=1>'); })()"
-    )
-    assert browser.evaluate("typeof hacked") == "undefined"
-    assert browser.evaluate("fetch('https://example.org').then(() => 'sent', () => 'refused')") == "refused"
+        assert page.evaluate("count.textContent") == f"{shown_pairs} of {len(PAIRS)} pairs"
+    page.evaluate("shown.value = '1', shown.dispatchEvent(new Event('change'))")
+    assert page.evaluate("document.querySelectorAll('.matrix').length") == 2  # also of the pair without attention

@@ -227,7 +227,7 @@ def test_scores_of_identical_similar_and_wrong_translations(language: str) -> No
     assert wrong_scores["bleu"] < 1 and wrong_scores["ter"] >= 90
     assert ("tok:tercom|" in identical_scores["signatures"]["ter"]) == (language not in UNSPACED)
     assert bleu(similar, texts) == similar_scores["bleu"]
-    comparison, signatures = paired_bootstrap({"a": texts, "b": similar}, texts)
+    comparison, signatures = paired_bootstrap({"a": [texts], "b": [similar]}, texts)
     assert comparison["b"]["bleu"].score == pytest.approx(similar_scores["bleu"])
     assert comparison["b"]["bleu"].p_value < 0.05
     assert comparison["b"]["ter"].score == pytest.approx(similar_scores["ter"])

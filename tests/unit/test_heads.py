@@ -18,7 +18,7 @@ MODELS = {
     ),
     "recurrent, one head shown": (
         ModelConfig(embed=8, hidden=8, attention=AttentionConfig(heads=2, head=1)),
-        ["Attention: mean", "Attention: head 0"],
+        ["Attention: mean of heads", "Attention: head 0"],
     ),
     "transformer": (
         ModelConfig(style="transformer", embed=8, hidden=8, decoder_layers=2, attention=AttentionConfig(heads=2)),
@@ -57,7 +57,7 @@ def test_weights_of_heads_average_to_those_of_search(name: str) -> None:
         actual_TS = translation.record.word_weights()
         expected_TS = actual_TS
         if name == "recurrent, one head shown":
-            expected_TS = 2 * weights["Attention: mean"][row] - weights["Attention: head 0"][row]
+            expected_TS = 2 * weights["Attention: mean of heads"][row] - weights["Attention: head 0"][row]
         elif single:
             expected_TS = np.mean([weights[label][row] for label in single], axis=0)
         assert expected_TS is not None and actual_TS is not None

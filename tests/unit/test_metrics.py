@@ -26,9 +26,7 @@ CAT = "the cat sat on the mat"
         ("a dog sat down", "the cat sat there", 100 * (1 / 4 * 1 / 6 * 1 / 8 * 1 / 8) ** 0.25, 75.0),
         ("the cat sat on the", CAT, 100 * math.exp(1 - 6 / 5), 100 / 6),
         (CAT + " .", CAT, 100 * (6 / 7 * 5 / 6 * 4 / 5 * 3 / 4) ** 0.25, 100 / 6),
-        ("on the mat the cat sat", CAT, 100 * (6 / 6 * 4 / 5 * 2 / 4 * (1 / 2) / 3) ** 0.25, 100 / 6),
         ("The cat sat on the mat", CAT, 100 * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25, 0.0),  # TER ignores case
-        ("", CAT, 0.0, 100.0),
         (CAT, "", 0.0, 100.0),
         ("", "", 0.0, 0.0),
     ],
@@ -45,10 +43,8 @@ def test_bleu_and_ter_of_one_sentence(hypothesis, reference, expected_bleu, expe
     ("hypothesis", "reference", "expected"),
     [
         ("abcdef", "abcdef", 100.0),
-        ("ab", "ab", 100.0),
         ("a b", "ab", 100.0),  # spaces do not count
         ("abc", "abd", 100 * (2 / 3 + 1 / 2 + 0) / 3),
-        ("xyz", "abc", 0.0),
         ("", "abc", 0.0),
     ],
 )
@@ -79,21 +75,14 @@ def test_sentence_chrf_matches_chrf_of_single_sentences():
     assert sentence_chrf(texts, references) == pytest.approx(expected)
 
 
-def test_signatures_describe_metric_settings():
-    signatures = compute_scores([CAT], [CAT])["signatures"]
-    assert set(signatures) == {"bleu", "chrf", "ter"}
-    assert "case:mixed" in signatures["bleu"] and "tok:13a" in signatures["bleu"]
-    assert all("version:" in signature for signature in signatures.values())
-
-
-def test_empty_corpus_has_no_scores():
+def test_exact_matches_signatures_and_empty_corpus(caplog):
+    lines = ["1", "0", "1", "1 ", *["Hello , world ."] * 200]  # of which sacreBLEU warns by default
+    scores = compute_scores(lines, ["1", "1", "1", "1", *lines[4:]])
+    assert scores["exact_match"] == 100 * 202 / 204 and not caplog.records
+    assert "case:mixed" in scores["signatures"]["bleu"] and "tok:13a" in scores["signatures"]["bleu"]
+    assert set(scores["signatures"]) == {"bleu", "chrf", "ter"}
     empty = {"bleu": None, "chrf": None, "ter": None, "exact_match": None, "signatures": {}}
-    assert compute_scores([], []) == empty
-    assert bleu([], []) is None
-
-
-def test_exact_match_is_the_percentage_of_equal_lines() -> None:
-    assert compute_scores(["1", "0", "1", "1 "], ["1", "1", "1", "1"])["exact_match"] == 50
+    assert compute_scores([], []) == empty and bleu([], []) is None
 
 
 def test_format_perplexity():
@@ -102,16 +91,10 @@ def test_format_perplexity():
     assert [format_perplexity(value) for value in values] == expected
 
 
-def test_scoring_logs_no_warnings(caplog):
-    lines = ["Hello , world ."] * 200  # by default sacreBLEU warns about tokenized text of this size
-    compute_scores(lines, lines)
-    assert not caplog.records
-
-
 def test_paired_bootstrap_detects_differences():
     references = [f"{CAT} number {n} and a dog" for n in range(60)]
     worse = [text.replace("dog", "cow") if n % 2 else text for n, text in enumerate(references)]
-    systems = {"best": references, "worse": worse, "same": references}
+    systems = {"best": [references], "worse": [worse], "same": [references]}
     results, signatures = paired_bootstrap(systems, references)
     assert {name: results["worse"][name].score for name in signatures} == pytest.approx(
         {name: compute_scores(worse, references)[name] for name in signatures}
@@ -119,5 +102,5 @@ def test_paired_bootstrap_detects_differences():
     assert results["best"]["bleu"].p_value is None and results["best"]["bleu"].interval == 0
     assert results["worse"]["bleu"].p_value < 0.01 < 0.5 < results["same"]["bleu"].p_value
     assert 0 < results["worse"]["bleu"].interval < 10 and "bs:1000" in signatures["bleu"]
-    one_sentence, _ = paired_bootstrap({"best": [CAT], "worse": ["the cat sat on a mat"]}, [CAT])
+    one_sentence, _ = paired_bootstrap({"best": [[CAT]], "worse": [["the cat sat on a mat"]]}, [CAT])
     assert one_sentence["worse"]["bleu"].p_value == 1  # one sentence shows no significant difference

@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 
 from nmt.evaluation.metrics import compute_scores
-from nmt.evaluation.seeds import (
-    compare_means,
-    compare_over_seeds,
-    count_seeds_needed,
-    pool_variances,
-)
+from nmt.evaluation.seeds import compare_means, compare_over_seeds, count_seeds_needed
 
 
 def draw_runs(generator: np.random.Generator, count: int, seed_effect: float, reaction: float, sentences: np.ndarray):
@@ -27,12 +22,7 @@ def compare_drawn_runs(runs_a: np.ndarray, runs_b: np.ndarray, generator: np.ran
     """Compare systems by the mean of their sentences' scores."""
     count = runs_a.shape[1]
     weights = generator.multinomial(count, np.full(count, 1 / count), 200) / count
-    return compare_systems(runs_a.mean(1), runs_b.mean(1), weights @ runs_a.T, weights @ runs_b.T)
-
-
-def compare_systems(scores_a: np.ndarray, scores_b: np.ndarray, samples_a: np.ndarray, samples_b: np.ndarray):
-    pooled = pool_variances([scores_a, scores_b], [samples_a, samples_b])
-    return compare_means(scores_a, scores_b, samples_a, samples_b, pooled)
+    return compare_means([runs_a.mean(1), runs_b.mean(1)], [weights @ runs_a.T, weights @ runs_b.T])[1]
 
 
 @pytest.mark.parametrize(("runs", "seed_effect", "reaction"), [(2, 0.5, 20), (3, 0.2, 20), (3, 1, 5), (8, 1, 5)])
@@ -73,14 +63,12 @@ def test_differences_among_sentences_widen_the_interval() -> None:
     assert varied.interval > same.interval
 
 
-def test_systems_without_variance() -> None:
-    scores = np.array([1.0, 1.0])
-    samples = np.ones((10, 2))
-    assert compare_systems(scores, scores, samples, samples)[:3] == (0.0, 0.0, 1.0)
-    # Without any variation, as of a single sentence, a difference is no evidence, and neither is one with rounding.
-    assert compare_systems(scores, scores + 1, samples, samples + 1)[:3] == (1.0, 0.0, 1.0)
-    samples_b = samples + 1 + 1e-15 * np.arange(20).reshape(10, 2)
-    assert compare_systems(scores, scores + 1, samples, samples_b).p_value == 1.0
+def test_without_any_variation_there_is_no_evidence() -> None:
+    scores, samples = np.array([1.0, 1.0]), np.ones((10, 2))
+    with_rounding = samples + 1 + 1e-15 * np.arange(20).reshape(10, 2)
+    for shift, samples_b in ((0, samples), (1, samples + 1), (1, with_rounding)):
+        _, comparison = compare_means([scores, scores + shift], [samples, samples_b])
+        assert (comparison.difference, comparison.interval, comparison.p_value) == (shift, 0, 1)
 
 
 def test_scores_are_those_of_sacrebleu() -> None:
