@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from nmt.aligner.hmm import Counts, Floats, Posteriors, infer_independent_links, infer_links, initial_jumps
+from nmt.aligner.hmm import INITIAL_JUMPS, Counts, Floats, Posteriors, infer_independent_links, infer_links
 from nmt.aligner.lexicon import Ids, Indices, Lexicon, Values, Vocabulary, WordPairs, normalize_word, sort_unique
 from nmt.data.word_links import Link, Sentences, threshold_links
 from nmt.errors import UserError
@@ -38,8 +38,8 @@ class Aligner:
         self.lexicon = Lexicon(source, target)
         self.null_target = np.full(len(target.counts[-1]) + 1, 1.0)  # NULL links of each target word; last: unknown
         self.null_source = np.full(len(source.counts[-1]) + 1, 1.0)
-        self.jumps_forward = initial_jumps()  # of the model whose states are source words
-        self.jumps_backward = initial_jumps()
+        self.jumps_forward = INITIAL_JUMPS  # of the model whose states are source words
+        self.jumps_backward = INITIAL_JUMPS
 
 
 class SentenceBatch(NamedTuple):
@@ -58,7 +58,6 @@ class Corpus(NamedTuple):
 
     batches: list[SentenceBatch]
     pairs: WordPairs
-    num_word_pairs: int
 
 
 def train_aligner(sources: Sentences, targets: Sentences) -> Aligner:
@@ -70,9 +69,8 @@ def train_aligner(sources: Sentences, targets: Sentences) -> Aligner:
     aligner = Aligner(*vocabularies)
     corpus = index_corpus(aligner, sources, targets, progress=True)
     rounds = [False] * MODEL_1_ROUNDS + [True] * HMM_ROUNDS
-    with tqdm(
-        total=len(rounds) * len(corpus.batches), desc="training the aligner", unit=" batches", disable=None
-    ) as bar:
+    total = len(rounds) * len(corpus.batches)
+    with tqdm(total=total, desc="training the aligner", unit=" batches", disable=None) as bar:
         for is_hmm in rounds:
             run_em_round(aligner, corpus, is_hmm, bar)
     return aligner
@@ -80,7 +78,7 @@ def train_aligner(sources: Sentences, targets: Sentences) -> Aligner:
 
 def run_em_round(aligner: Aligner, corpus: Corpus, is_hmm: bool, bar: "tqdm[Any]") -> None:
     """Replace the parameters by those of the expected links under the current ones."""
-    links_P = np.zeros(corpus.num_word_pairs + 1)
+    links_P = np.zeros(len(corpus.pairs.levels[-1].codes_Q) + 1)
     null_target, null_source = np.zeros_like(aligner.null_target), np.zeros_like(aligner.null_source)
     jumps_forward, jumps_backward = np.zeros_like(aligner.jumps_forward), np.zeros_like(aligner.jumps_backward)
     for batch, forward, backward in infer_both(aligner, corpus, is_hmm):
@@ -166,7 +164,7 @@ def index_corpus(aligner: Aligner, sources: Sentences, targets: Sentences, progr
                 )
             )
             bar.update()
-    return Corpus(batches, WordPairs(aligner.lexicon, source_words, target_words, codes_P), len(codes_P))
+    return Corpus(batches, WordPairs(aligner.lexicon, source_words, target_words, codes_P))
 
 
 def check_memory(word_pairs: int, cells: int) -> None:

@@ -27,6 +27,7 @@ BLOCK = 64  # states
 NEAR_JUMPS = (
     np.clip(np.arange(BLOCK) - np.arange(-BLOCK, 2 * BLOCK)[:, None], -MAX_JUMP - 1, MAX_JUMP + 1) + MAX_JUMP + 1
 )
+INITIAL_JUMPS: Values = np.exp(-np.abs(np.arange(-MAX_JUMP - 1, MAX_JUMP + 2)) / 2)  # weights that favor short jumps
 TINY = np.float32(1e-30)
 
 
@@ -86,12 +87,6 @@ def add_jumps(jumps_NR: Values, old_BS: Floats, new_BS: Floats) -> None:
         jumps_NR[-1, 0] += right_BK[:, block] @ new_B
 
 
-def initial_jumps() -> Values:
-    """Return initial jump weights, which favor short jumps."""
-    weights: Values = np.exp(-np.abs(np.arange(-MAX_JUMP - 1, MAX_JUMP + 2)) / 2)
-    return weights
-
-
 def infer_independent_links(emission_BTS: Floats, null_BT: Floats, source_length_B: Counts) -> Floats:
     """Return links_BTS under IBM model 1, in which all source words are equally likely (Brown et al. 1993).
 
@@ -106,11 +101,7 @@ def infer_independent_links(emission_BTS: Floats, null_BT: Floats, source_length
 
 
 def infer_links(
-    emission_BTS: Floats,
-    null_BT: Floats,
-    jump_weights: Values,
-    source_length_B: Counts,
-    target_length_B: Counts,
+    emission_BTS: Floats, null_BT: Floats, jump_weights: Values, source_length_B: Counts, target_length_B: Counts
 ) -> Posteriors:
     """Run the forward-backward algorithm; see `infer_independent_links` for the arguments.
 

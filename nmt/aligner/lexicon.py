@@ -19,7 +19,7 @@ Shapes: P pairs of words that occur in a sentence pair together.
 
 import itertools
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -87,13 +87,9 @@ class Vocabulary:
         occurrences = np.array([*self.counts[level], 0], np.float64) + 1
         if not level:
             return occurrences / occurrences.sum()
-        parents = self.parents(level)
-        return occurrences / np.bincount(parents, occurrences)[parents]
-
-    def parents(self, level: int) -> Ids:
-        """Return the id of the next shorter prefix of each prefix, and an unused id for those that are unknown."""
         shorter, length = self.prefix_ids[level - 1], PREFIX_LENGTHS[level - 1]
-        return np.array([*(shorter[prefix[:length]] for prefix in self.prefix_ids[level]), len(shorter)], np.int64)
+        parents = np.array([*(shorter[prefix[:length]] for prefix in self.prefix_ids[level]), len(shorter)], np.int64)
+        return occurrences / np.bincount(parents, occurrences)[parents]
 
 
 @dataclass(slots=True)
@@ -162,17 +158,6 @@ class Lexicon:
         target_links += np.bincount(target_ids, table.links, len(target_links))
         return source_links, target_links
 
-    def encode_pairs(self, source_ids: Ids, target_ids: Ids, level: int) -> Ids:
-        return source_ids * (len(self.target.prefix_ids[level]) + 1) + target_ids
-
-    def list_links(self) -> Iterator[tuple[str, str, float]]:
-        """Yield pairs of words with their expected number of links in the training text, most links first."""
-        words = list(self.source.prefix_ids[-1]), list(self.target.prefix_ids[-1])
-        table = self.tables[-1]
-        source_ids, target_ids = np.divmod(table.codes, len(words[1]) + 1)
-        for row in np.argsort(-table.links, kind="stable").tolist():
-            yield words[0][source_ids[row]], words[1][target_ids[row]], float(table.links[row])
-
 
 @dataclass(slots=True)
 class PrefixPairs:
@@ -212,7 +197,7 @@ class WordPairs:
         self.levels: list[PrefixPairs] = []
         for level in reversed(range(len(PREFIX_LENGTHS))):
             source_ids, target_ids = lexicon.source.find(source_words, level), lexicon.target.find(target_words, level)
-            codes_Q = lexicon.encode_pairs(source_ids[source_P], target_ids[target_P], level)
+            codes_Q = source_ids[source_P] * (len(lexicon.target.prefix_ids[level]) + 1) + target_ids[target_P]
             pairs = PrefixPairs(source_P, target_P, source_ids, target_ids, codes_Q, np.zeros(0, np.int32))
             self.levels.insert(0, pairs)
             if level:
