@@ -17,14 +17,13 @@ Files = dict[str, bytes]
 
 
 class FakeHub(ThreadingHTTPServer):
-    """Repositories have commits on one branch, `main`. `*.safetensors` are large files, kept apart as by Git LFS."""
+    """Repositories have commits on one branch, `main`, and no files that Git LFS keeps apart."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.commits: dict[str, list[tuple[str, Files]]] = {}  # digest and files of the commits of each repository
-        self.large: Files = {}  # by digest
         self.requests: list[str] = []
         self.token = "hf_secret"
 
@@ -43,10 +42,6 @@ class FakeHub(ThreadingHTTPServer):
 
 def git_digest(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0%s" % (len(content), content)).hexdigest()
-
-
-def is_large(name: str) -> bool:
-    return name.endswith(".safetensors")
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -77,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
                 body += self.rfile.read(size)
                 self.rfile.readline()
             self.rfile.readline()
-        is_write = self.command in ("POST", "PUT") and "validate-yaml" not in path
+        is_write = self.command == "POST" and "validate-yaml" not in path
         if is_write and self.headers.get("Authorization") != f"Bearer {self.server.token}":
             self.refuse(401, "Unauthorized")
         elif path == "/api/repos/create":
@@ -89,16 +84,8 @@ class Handler(BaseHTTPRequestHandler):
         elif path == "/api/validate-yaml":
             self.reply({"errors": [], "warnings": []})
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/preupload/main", path):
-            names = [file["path"] for file in json.loads(body)["files"]]
-            modes = [
-                {"path": n, "uploadMode": "lfs" if is_large(n) else "regular", "shouldIgnore": False} for n in names
-            ]
-            self.reply({"files": modes})
-        elif path.endswith(".git/info/lfs/objects/batch"):
-            objects = json.loads(body)["objects"]
-            for item in objects:
-                item["actions"] = {"upload": {"href": f"{self.server.url}/lfs/{item['oid']}"}}
-            self.reply({"transfer": "basic", "objects": objects})
+            paths = [file["path"] for file in json.loads(body)["files"]]
+            self.reply({"files": [{"path": p, "uploadMode": "regular", "shouldIgnore": False} for p in paths]})
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/commit/main", path):
             self.add_commit(match[1], [json.loads(line) for line in body.splitlines()])
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+))?", path):
@@ -110,20 +97,12 @@ class Handler(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_POST = handle_any
 
-    def do_PUT(self) -> None:
-        """Take a large file; its address is its authorization."""
-        content = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.large[hashlib.sha256(content).hexdigest()] = content
-        self.reply(b"")
-
     def add_commit(self, repository: str, entries: list[dict[str, Any]]) -> None:
         files = dict(self.server.commits[repository][-1][1])
         for entry in entries:
             value = entry["value"]
             if entry["key"] == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
-            elif entry["key"] == "lfsFile":
-                files[value["path"]] = self.server.large[value["oid"]]
             elif entry["key"] == "deletedFile":
                 del files[value["path"]]
         self.server.commit(repository, files)
@@ -147,12 +126,10 @@ class Handler(BaseHTTPRequestHandler):
             digest, files = found
             siblings = [{"rfilename": name} for name in files]
             info = {"id": repository, "sha": digest, "siblings": siblings, "private": False, "tags": []}
-            tree: list[dict[str, Any]] = []
-            for name, content in files.items():
-                tree.append({"type": "file", "path": name, "size": len(content), "oid": git_digest(content)})
-                if is_large(name):
-                    sha256 = hashlib.sha256(content).hexdigest()
-                    tree[-1]["lfs"] = {"oid": sha256, "size": len(content), "pointerSize": 134}
+            tree = [
+                {"type": "file", "path": name, "size": len(content), "oid": git_digest(content)}
+                for name, content in files.items()
+            ]
             self.reply(info if kind == "revision" else tree)
 
     def send_file(self, repository: str, revision: str, name: str) -> None:
@@ -163,9 +140,7 @@ class Handler(BaseHTTPRequestHandler):
         if name not in files:
             self.refuse(404, "EntryNotFound")
             return
-        content = files[name]
-        etag = hashlib.sha256(content).hexdigest() if is_large(name) else git_digest(content)
-        self.reply(content, ETag=f'"{etag}"', X_Repo_Commit=digest)
+        self.reply(files[name], ETag=f'"{git_digest(files[name])}"', X_Repo_Commit=digest)
 
 
 @contextmanager

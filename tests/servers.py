@@ -52,32 +52,6 @@ def run_with_sigint(action: Any, *arguments: Any) -> None:
     run_in_folder(*arguments)
 
 
-def start(folder: Path, *arguments: str, port: int, command: str, sigint: Any, **environment: str) -> Running:
-    settings = SERVE_SETTINGS if command == "serve" else ()
-    streams = [folder / f"server.{name}" for name in ("in", "out", "err")]
-    for path in streams:
-        path.write_bytes(b"")
-    process = CONTEXT.Process(
-        daemon=True,  # so that no failing test leaves it behind
-        target=run_with_sigint,
-        args=(
-            sigint,
-            folder,
-            command_environment(folder) | environment,
-            streams,
-            command,
-            *settings,
-            f"port={port}",
-            *arguments,
-        ),
-    )
-    process.start()
-    while not (found := re.findall(r"at http://[^ ]*:(\d+); Ctrl-C ends it", streams[2].read_text())):
-        assert process.is_alive(), streams[2].read_text()
-        time.sleep(0.02)
-    return Running(process, streams[2], int(found[0]))
-
-
 @contextmanager
 def running(
     folder: Path,
@@ -87,11 +61,25 @@ def running(
     sigint: Any = signal.default_int_handler,
     **environment: str,
 ) -> Iterator[Running]:
-    started = start(folder, *arguments, port=port, command=command, sigint=sigint, **environment)
+    settings = SERVE_SETTINGS if command == "serve" else ()
+    streams = [folder / f"server.{name}" for name in ("in", "out", "err")]
+    for path in streams:
+        path.write_bytes(b"")
+    variables = command_environment(folder) | environment
+    process = CONTEXT.Process(
+        daemon=True,  # so that no failing test leaves it behind
+        target=run_with_sigint,
+        args=(sigint, folder, variables, streams, command, *settings, f"port={port}", *arguments),
+    )
+    process.start()
+    while not (found := re.findall(r"at http://[^ ]*:(\d+); Ctrl-C ends it", streams[2].read_text())):
+        assert process.is_alive(), streams[2].read_text()
+        time.sleep(0.02)
+    started = Running(process, streams[2], int(found[0]))
     try:
         yield started
     finally:
-        if started.process.is_alive():
+        if process.is_alive():
             started.stop(signal.SIGKILL)
 
 

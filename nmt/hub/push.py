@@ -8,7 +8,7 @@ from pathlib import Path
 from nmt.config import TrainRun
 from nmt.errors import UserError
 from nmt.hub.model_card import build_model_card
-from nmt.runs.checkpoint import EXPORTED_FILES, LoadedModel, export_model, load_model
+from nmt.runs.checkpoint import EXPORTED_FILES, export_model, load_model
 from nmt.system.hub_client import PREFIX, check_installed, is_hub_address, parse_address, upload
 
 CARD_FILE = "README.md"
@@ -27,8 +27,12 @@ def push_model(path: str, address: str, license: str | None, average: int = 1) -
     Raises:
         UserError: there is no license, the model cannot be read, or the hub refuses.
     """
-    check_license(license)
-    assert license is not None
+    if license is None or not LICENSE.fullmatch(license):
+        raise UserError(
+            f"license={license} is not an identifier such as license=cc-by-4.0, without which nobody may use the "
+            "model, and only you know what the licenses of your training data allow; use one of "
+            "https://huggingface.co/docs/hub/repositories-licenses, or license=other if none fits"
+        )
     address = address if is_hub_address(address) else PREFIX + address
     repository = parse_address(address).repository
     check_installed(address)
@@ -37,27 +41,7 @@ def push_model(path: str, address: str, license: str | None, average: int = 1) -
         folder = Path(temporary, "model")
         export_model(loaded.model, loaded.tokenizer, strip_local_paths(loaded.config), folder)
         (folder / CARD_FILE).write_text(build_model_card(loaded, repository, license), encoding="utf-8")
-        return upload(folder, address, EXPORTED_FILES, f"Upload {describe_direction(loaded)} model")
-
-
-def check_license(license: str | None) -> None:
-    """Raise a `UserError` unless the license is one that the hub can name."""
-    if not license:
-        raise UserError(
-            "license= is required: without a license nobody may use or pass on the model, and only you know what the "
-            "licenses of your training data allow; give an identifier such as license=cc-by-4.0 "
-            "(https://huggingface.co/docs/hub/repositories-licenses lists them; license=other if none fits)"
-        )
-    if not LICENSE.fullmatch(license):
-        raise UserError(
-            f"license={license!r:.80} is not an identifier of a license, such as cc-by-4.0, mit or apache-2.0; "
-            "use license=other for a license not listed at https://huggingface.co/docs/hub/repositories-licenses"
-        )
-
-
-def describe_direction(loaded: LoadedModel) -> str:
-    data = loaded.config.data
-    return re.sub(r"[^\w.-]", "_", f"{data.source}-{data.target}")
+        return upload(folder, address, EXPORTED_FILES, "Upload model")
 
 
 def strip_local_paths(config: TrainRun) -> TrainRun:

@@ -22,17 +22,10 @@ from nmt.decoding.translation import Translation, describe_translations
 from nmt.errors import UserError
 from nmt.page.export import FOLDER as PAGE_FOLDER
 from nmt.serving.batcher import Batcher, Group, Results
-from nmt.serving.translation_request import (
-    MAX_CHARACTERS,
-    TranslationRequest,
-    parse_translation_request,
-    quote,
-    read_fields,
-)
+from nmt.serving.translation_request import MAX_CHARACTERS, TranslationRequest, parse_translation_request, read_fields
 from nmt.system.page_template import dump_script_json, fill_template
 
 ANSWER_SECONDS = 60.0  # within which lines must be translated
-WEIGHT_DIGITS = 4
 MAX_WORD_WEIGHTS = 2**17  # of a translation; the JSON of more would hold up the other requests
 KEY_FIELD = '<input id="key" type="password" placeholder="API key" aria-label="API key" autocomplete="off">'
 
@@ -52,7 +45,9 @@ async def translate(request: Request) -> Response:
     """POST /translate"""
     service: Service = request.app.state.service
     fields = await read_fields(request)
-    check_key(fields, service.api_key)
+    given_key = str(fields.get("api_key", "")).encode(errors="replace")
+    if service.api_key and not hmac.compare_digest(given_key, service.api_key.encode()):
+        raise HTTPException(403, "api_key is missing or not valid; ask whoever runs this server for a key")
     wanted = parse_translation_request(fields, service.command.search.beam - 1)
     model = find_model(wanted, service.directions)
     if wanted.documents and not service.batcher.translators[model].model.attends:
@@ -61,12 +56,6 @@ async def translate(request: Request) -> Response:
     translating = service.batcher.submit(group, [line for lines in wanted.lines for line in lines])
     results = await wait_for(translating, request)
     return JSONResponse(await asyncio.to_thread(build_answer, wanted, results, service.command.links))
-
-
-def check_key(fields: dict[str, Any], api_key: str | None) -> None:
-    given = str(fields.get("api_key", "")).encode(errors="replace")
-    if api_key is not None and not hmac.compare_digest(given, api_key.encode()):
-        raise HTTPException(403, "api_key is missing or not valid; ask whoever runs this server for a key")
 
 
 def find_model(wanted: TranslationRequest, directions: list[tuple[str, str]]) -> int:
@@ -82,9 +71,8 @@ def find_model(wanted: TranslationRequest, directions: list[tuple[str, str]]) ->
     if len(matches) != 1:
         what = "could be from several languages" if matches else "is not supported"
         served = ", ".join(f"{source} to {target}" for source, target in directions)
-        raise HTTPException(
-            400, f"translation from {quote(wanted.source)} to {quote(wanted.target)} {what}; available: {served}"
-        )
+        languages = f"{wanted.source:.40} to {wanted.target:.40}"
+        raise HTTPException(400, f"translation from {languages} {what}; available: {served}")
     return matches[0]
 
 
@@ -92,8 +80,7 @@ async def wait_for(translating: asyncio.Future[Results], request: Request) -> Re
     """Return the result of a future.
 
     Raises:
-        HTTPException: it does not come in time.
-        ClientDisconnect: the client of the request, whose body must have been read, has gone.
+        HTTPException: it does not come in time, or the client of the request, whose body has been read, has gone.
     """
     leaving = asyncio.ensure_future(request.receive())  # nothing but the end of the connection can follow
     events: set[asyncio.Future[Any]] = {translating, leaving}
@@ -103,7 +90,7 @@ async def wait_for(translating: asyncio.Future[Results], request: Request) -> Re
         return translating.result()
     translating.cancel()
     if done:
-        raise ClientDisconnect
+        raise HTTPException(499, "the client has gone")
     raise HTTPException(504, f"there was no translation within {ANSWER_SECONDS:g} seconds")
 
 
@@ -125,11 +112,8 @@ def build_answer(wanted: TranslationRequest, results: Results, links: LinksConfi
         texts.append(best)
         alternatives.append(others)
         if wanted.details:
-            pairs = zip(lines, options, strict=True)
-            details.append([describe_translations(*pair, links) for pair in pairs])
-        if wanted.attention:
-            for line, described in zip(options, details[-1], strict=True):
-                add_attention(described, line)
+            described = [describe_translations(*pair, links) for pair in zip(lines, options, strict=True)]
+            details.append([*map(add_attention, described, options)] if wanted.attention else described)
         cut = [str(number) for number, line in enumerate(options, 1) if not line[0].ended]
         if cut:
             warnings.append(f"text {index + 1}, line {', '.join(cut)}: cut at the maximum length")
@@ -143,8 +127,8 @@ def build_answer(wanted: TranslationRequest, results: Results, links: LinksConfi
     return answer | ({"warnings": warnings} if warnings else {})
 
 
-def add_attention(details: dict[str, Any], options: list[Translation]) -> None:
-    """Add to the details of a line, as returned by `describe_translations`, what it takes to show its attention.
+def add_attention(details: dict[str, Any], options: list[Translation]) -> dict[str, Any]:
+    """Return the details of a line, as from `describe_translations`, with what it takes to show its attention.
 
     The line gets `parts`, the number of parts that it was split into. Each translation gets `word_weights`, [target
     word][source word], or None where there are none or more than `MAX_WORD_WEIGHTS`; the indices of words that follow
@@ -157,11 +141,12 @@ def add_attention(details: dict[str, Any], options: list[Translation]) -> None:
         if weights is not None and weights.size > MAX_WORD_WEIGHTS:
             weights = None
         described |= {
-            "word_weights": None if weights is None else weights.round(WEIGHT_DIGITS).tolist(),
+            "word_weights": None if weights is None else weights.round(4).tolist(),
             "source_glued": find_glued_words(details["source"], described["source_words"]),
             "target_glued": find_glued_words(option.text, described["target_words"]),
             "ended": option.ended,
         }
+    return details
 
 
 # --------------------------------------------------------------------------------------------------- other endpoints
@@ -209,8 +194,6 @@ async def page(request: Request) -> Response:
 
 
 async def show_error(request: Request, error: Exception) -> Response:
-    if isinstance(error, ClientDisconnect):
-        return Response(status_code=499)  # nobody reads it
     if not isinstance(error, HTTPException):
         reason = str(error) if isinstance(error, UserError) else "the server failed; its log says why"
         error = HTTPException(500, reason)

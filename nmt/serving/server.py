@@ -28,22 +28,20 @@ def bind(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         server.close()
         raise UserError(
-            f"host={host} port={port} cannot be used ({error}); use port=PORT for another port, and host=127.0.0.1 or "
-            "host=0.0.0.0"
+            f"host={host} port={port} cannot be used ({error}); use another port=PORT, and host=127.0.0.1 or 0.0.0.0"
         ) from None
     return server
 
 
 def build_server(app: Starlette) -> uvicorn.Server:
     """Return a server. Its `run` ends after SIGINT or SIGTERM: it refuses new requests, and answers those it has."""
-    for name in ("uvicorn.error", "uvicorn.asgi"):
-        logging.getLogger(name).handlers = [*log.handlers]
-        logging.getLogger(name).setLevel(logging.WARNING)
-        logging.getLogger(name).propagate = False
+    logging.getLogger("uvicorn").handlers = [*log.handlers]
+    logging.getLogger("uvicorn").propagate = False
     config = uvicorn.Config(
         app,
         ws="none",
         log_config=None,
+        log_level="warning",
         access_log=False,
         server_header=False,
         proxy_headers=False,

@@ -7,7 +7,7 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote as percent_encode
+from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -19,7 +19,6 @@ from nmt.decoding.translation import Translation
 MAX_CHARACTERS = 10_000  # of all texts of a request
 MAX_BODY_BYTES = 12 * MAX_CHARACTERS + 2**14  # a character can be \ud83d\ude00 in JSON and %F0%9F%98%80 in a form
 BODY_SECONDS = 10.0  # within which a client must send the body of a request
-MAX_QUOTED_CHARS = 40  # of a value in an error message
 CLOSE = {"Connection": "close"}  # after an answer to a request that has not been read to its end
 HALF_SURROGATE_PAIR = re.compile("[\ud800-\udfff]")
 LINE_BREAK = re.compile(r"(\r?\n)")
@@ -66,12 +65,12 @@ async def read_fields(request: Request) -> dict[str, Any]:
         try:
             fields = json.loads(body)
         except (ValueError, RecursionError):
-            raise HTTPException(400, "the body of the request is not valid JSON") from None
+            fields = None
         if not isinstance(fields, dict):
             raise HTTPException(400, 'the body of the request is not a JSON object; send {"q": TEXT, ...}')
         return fields
     if content_type == "application/x-www-form-urlencoded":  # with UTF-8 that is not encoded, as curl -d sends it
-        body = percent_encode(body, safe=string.printable).encode()
+        body = quote(body, safe=string.printable).encode()
     elif content_type != "multipart/form-data":
         raise HTTPException(415, "send JSON (Content-Type: application/json) or a form")
 
@@ -139,11 +138,5 @@ def parse_choice(fields: dict[str, Any], name: str, choices: Sequence[str]) -> s
     if value in (None, "", False):
         return choices[0]
     if str(value).lower() not in choices:
-        raise HTTPException(400, f"{name}={quote(value)} is not one of {', '.join(choices)}")
+        raise HTTPException(400, f"{name}={value!s:.40} is not one of {', '.join(choices)}")
     return str(value).lower()
-
-
-def quote(value: object) -> str:
-    """Return a value of a request for an error message."""
-    text = str(value)
-    return text if len(text) <= MAX_QUOTED_CHARS else f"{text[:MAX_QUOTED_CHARS]}..."

@@ -91,7 +91,7 @@ def test_commands_take_addresses_and_work_offline(hub: FakeHub, run: Path, home:
 
 def test_export_command_publishes(hub: FakeHub, run: Path, home: Path) -> None:
     message = run_error("export", f"checkpoint={run}", "output=hf://someone/de-en", folder=home)
-    assert "license= is required" in message
+    assert "license=None is not an identifier such as license=cc-by-4.0" in message
     run_ok("export", f"checkpoint={run}", "output=hf://someone/de-en", "license=mit", folder=home)
     text = "Der Hund schläft .\n".encode()
     settings = ("search.beam=1", "precision=fp32")
@@ -138,11 +138,8 @@ def test_download_error_says_what_to_do(hub: FakeHub, address: str, message: str
 
 def test_upload_errors(hub: FakeHub, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = nmt.load(run, device="cpu")
-    for license, message in (
-        (None, "license= is required: without a license nobody may use"),
-        ("My own!", "identifier"),
-    ):
-        with pytest.raises(nmt.UserError, match=message):
+    for license in (None, "My own!"):
+        with pytest.raises(nmt.UserError, match=f"license={license} is not an identifier"):
             model.push_to_hub("owner/x", license=license)
     for address, message in (("owner", "use hf://OWNER/NAME"), ("owner/x@v1", "remove @v1")):
         with pytest.raises(nmt.UserError, match=message):

@@ -9,8 +9,9 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 from builders import run_error, run_ok, run_program
 from libretranslatepy import LibreTranslateAPI
-from servers import DIRECTION, SERVE_SETTINGS, Running, ask, fake_service, listening, post, running
+from servers import DIRECTION, SERVE_SETTINGS, FakeTranslator, Running, ask, fake_service, listening, post, running
 
 import nmt
 from nmt.config import LinksConfig, SearchConfig
@@ -27,7 +28,7 @@ from nmt.data.words import find_glued_words
 from nmt.decoding.translation import Translation
 from nmt.runs.checkpoint import export_model, load_model
 from nmt.serving import app, batcher, translation_request
-from nmt.serving.app import Service, build_answer, build_app
+from nmt.serving.app import Service, build_answer
 from nmt.serving.batcher import Group
 from nmt.serving.translation_request import parse_translation_request
 
@@ -126,14 +127,12 @@ BAD = [
     ({"q": "a", "source": "x" * 999, "target": "\x1b[2J\n"}, 400, "is not supported; available: de to en"),
     ({"q": "a", "format": "pdf"} | DIRECTION, 400, "format=pdf is not one of text, html"),
     ({"q": "a", "alternatives": 3} | DIRECTION, 400, "alternatives=3 is not one of 0, 1, 2"),
-    ({"q": "a", "alternatives": True} | DIRECTION, 400, "alternatives=True is not one of"),
     ({"q": "a", "details": "yes"} | DIRECTION, 400, "details=yes is not one of false, true"),
     ({"q": "a" * 10_001} | DIRECTION, 413, "q has 10,001 characters, and a request may have 10,000"),
     ({"q": "a", "x": "a" * 200_000} | DIRECTION, 413, "the request has more than 136,384 bytes"),
     (b"[1]", 400, "not a JSON object"),
-    (b'{"q": ', 400, "not valid JSON"),
-    (b"[" * 100_000, 400, "not valid JSON"),
-    (b'{"q": "\xff"}', 400, "not valid JSON"),
+    (b"[" * 100_000, 400, "not a JSON object"),
+    (b'{"q": "\xff"}', 400, "not a JSON object"),
 ]
 
 
@@ -146,16 +145,13 @@ def test_bad_request_is_answered_with_a_reason(served: Running, fields: Any, sta
 def test_other_endpoints_answer_json(served: Running) -> None:
     def get(path: str) -> Any:
         with urllib.request.urlopen(served.url + path) as response:
-            return response.read()
+            return json.load(response)
 
-    assert json.loads(get("/health")) == {"status": "ok"}
-    settings = json.loads(get("/frontend/settings"))
+    assert get("/health") == {"status": "ok"}
+    settings = get("/frontend/settings")
     assert settings["charLimit"] == 10_000 and settings["language"]["target"]["code"] == "en"
-    assert b"Content-Security-Policy" in get("/")
-    assert post(served.url, b"x", "text/plain") == (
-        415,
-        {"error": "send JSON (Content-Type: application/json) or a form"},
-    )
+    error = "send JSON (Content-Type: application/json) or a form"
+    assert post(served.url, b"x", "text/plain") == (415, {"error": error})
     for path, status in (("/translate", 405), ("/none", 404)):
         with pytest.raises(urllib.error.HTTPError) as caught:
             get(path)
@@ -182,14 +178,9 @@ def test_direction_picks_the_model_and_key_is_required(home: Path, tmp_path: Pat
             assert post(started.url, {"q": "Hund"} | DIRECTION | fields)[0] == 403
         client = LibreTranslateAPI(started.url, "kéy")
         assert client.translate("Hund", "de", "en") == client.translate("Hund", "en", "de")  # the same weights
-        assert {language["code"]: language["targets"] for language in client.languages()} == {
-            "de": ["en"],
-            "en": ["de"],
-        }
-        assert (
-            "from de to de is not supported; available: de to en, en to de"
-            in (post(started.url, {"q": "x", "source": "de", "target": "de", "api_key": "kéy"})[1]["error"])
-        )
+        assert [(each["code"], each["targets"]) for each in client.languages()] == [("de", ["en"]), ("en", ["de"])]
+        _, answer = post(started.url, {"q": "x", "source": "de", "target": "de", "api_key": "kéy"})
+        assert "from de to de is not supported; available: de to en, en to de" in answer["error"]
 
 
 # ------------------------------------------------------------------------------------------------------ start and end
@@ -213,12 +204,10 @@ def test_server_finishes_its_work_on_sigterm_and_restarts_after_kill(home: Path)
 
 def test_start_errors(home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
+        port = f"port={other.getsockname()[1]}"
+        in_use = f"{port} cannot be used ([Errno 98] Address already in use); use another port=PORT"
         errors = {
-            (
-                f"port={port}",
-                "checkpoint=runs/mine",
-            ): f"port={port} cannot be used ([Errno 98] Address already in use); use port=",
+            (port, "checkpoint=runs/mine"): in_use,
             ("host=192.0.2.1", "checkpoint=runs/mine"): "host=192.0.2.1 port=5000 cannot be used",
             ("host=no host", "checkpoint=runs/mine"): "host=no host port=5000 cannot be used",
             ("port=0", "checkpoint=runs/none"): "runs/none is not a folder",
@@ -243,75 +232,63 @@ def test_missing_extra_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 # ------------------------------------------------------------------------------------------------------------- limits
-async def call(service: Service, q: Any, disconnects: bool = False) -> tuple[int, Any]:
-    """Call the app without a socket. Returns status and answer."""
-    messages = [{"type": "http.request", "body": json.dumps({"q": q} | DIRECTION).encode()}]
-    sent: list[Any] = []
-
-    async def receive() -> dict[str, Any]:
-        if not messages:
-            await asyncio.sleep(0.1 if disconnects else 60)
-            return {"type": "http.disconnect"}
-        return messages.pop()
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    headers = [(b"content-type", b"application/json")]
-    scope = {"type": "http", "method": "POST", "path": "/translate", "headers": headers, "query_string": b""}
-    await build_app(service)(scope, receive, send)
-    return sent[0]["status"], json.loads(sent[1]["body"] or b"null")
+HEAD = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+BODY = json.dumps({"q": "a"} | DIRECTION).encode()
+WHOLE = HEAD % len(BODY) + BODY
 
 
-async def wait_until(condition: Any) -> None:
+@contextmanager
+def sending() -> Iterator[tuple[Service, FakeTranslator, int, Callable[[str], Any]]]:
+    """A server with a fake model, its port, and a function that sends a text to it and returns the future answer."""
+    with fake_service() as (service, translator), listening(service) as port, ThreadPoolExecutor(5) as pool:
+        try:
+            yield (
+                service,
+                translator,
+                port,
+                lambda q: pool.submit(post, f"http://127.0.0.1:{port}", {"q": q} | DIRECTION),
+            )
+        finally:
+            translator.gate.set()
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
     while not condition():
-        await asyncio.sleep(0.005)
+        time.sleep(0.005)
 
 
 def test_full_queue_timeout_and_disconnect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batcher, "MAX_WAITING", 2)
-    monkeypatch.setattr(app, "ANSWER_SECONDS", 0.5)
-
-    async def scenario() -> None:
-        with fake_service() as (service, translator):
-            first = asyncio.create_task(call(service, "first"))
-            await wait_until(lambda: translator.calls)
-            gone = asyncio.create_task(call(service, "gone", disconnects=True))
-            late = asyncio.create_task(call(service, "late"))
-            await wait_until(lambda: len(service.batcher.waiting) == 2)
-            assert await call(service, "x") == (429, {"error": "too many requests wait; try again later"})
-            assert (await gone)[0] == 499
-            assert await first == (504, {"error": "there was no translation within 0.5 seconds"})
-            assert (await late)[0] == 504
-            translator.gate.set()
-            assert await call(service, "next") == (200, {"translatedText": "NEXT"})
-            assert translator.calls == [["first"], ["next"]]  # nobody waited for the others
-
-    asyncio.run(scenario())
+    monkeypatch.setattr(app, "ANSWER_SECONDS", 1.0)
+    with sending() as (service, translator, port, send):
+        first = send("first")
+        wait_until(lambda: translator.calls)
+        with socket.create_connection(("127.0.0.1", port)) as gone:
+            gone.sendall(WHOLE)
+            wait_until(lambda: service.batcher.waiting)
+            late = send("late")
+            wait_until(lambda: len(service.batcher.waiting) == 2)
+            assert send("x").result() == (429, {"error": "too many requests wait; try again later"})
+        timeout = 504, {"error": "there was no translation within 1 seconds"}
+        assert first.result() == late.result() == timeout
+        translator.gate.set()
+        assert send("next").result() == (200, {"translatedText": "NEXT"})
+        assert translator.calls == [["first"], ["next"]]  # nobody waited for the others
 
 
 def test_failing_line_fails_its_own_request_only() -> None:
-    async def scenario() -> None:
-        with fake_service() as (service, translator):
-            tasks = [asyncio.create_task(call(service, "block"))]
-            await wait_until(lambda: translator.calls)
-            tasks += [asyncio.create_task(call(service, text)) for text in ("good", "bad", "cut")]
-            await wait_until(lambda: len(service.batcher.waiting) == 3)
-            translator.gate.set()
-            _, good, bad, cut = await asyncio.gather(*tasks)
-            assert good == (200, {"translatedText": "GOOD"})
-            assert bad == (500, {"error": "out of memory for one line of 9 pieces"})
-            assert cut[1]["warnings"] == ["text 1, line 1: cut at the maximum length"]
-
-    asyncio.run(scenario())
-
-
-def test_an_error_of_ours_is_answered_and_does_not_end_the_server() -> None:
-    with fake_service() as (service, translator), listening(service) as port:
+    """An error of ours does not end the server either."""
+    with sending() as (service, translator, _, send):
+        send("block")
+        wait_until(lambda: translator.calls)
+        good, bad, cut, bug = map(send, ("good", "bad", "cut", "bug"))
+        wait_until(lambda: len(service.batcher.waiting) == 4)
         translator.gate.set()
-        reason = "the server failed; its log says why"
-        assert post(f"http://127.0.0.1:{port}", {"q": "bug"} | DIRECTION) == (500, {"error": reason})
-        assert ask(f"http://127.0.0.1:{port}", "good") == {"translatedText": "GOOD"}
+        assert good.result() == (200, {"translatedText": "GOOD"})
+        assert bad.result() == (500, {"error": "out of memory for one line of 9 pieces"})
+        assert cut.result()[1]["warnings"] == ["text 1, line 1: cut at the maximum length"]
+        assert bug.result() == (500, {"error": "the server failed; its log says why"})
+        assert len(translator.calls) == 6
 
 
 def test_jobs_of_a_group_share_a_batch_up_to_its_limit_in_the_order_of_their_arrival() -> None:
@@ -322,7 +299,8 @@ def test_jobs_of_a_group_share_a_batch_up_to_its_limit_in_the_order_of_their_arr
         with fake_service() as (service, translator):
             translator.config = SearchConfig(beam=2, batch_tokens=5)  # 32 characters for each of 5 / 2 pieces
             first = service.batcher.submit(plain, ["first"])
-            await wait_until(lambda: translator.calls)
+            while not translator.calls:
+                await asyncio.sleep(0.005)
             futures = [service.batcher.submit(*job) for job in jobs]
             futures.pop(3).cancel()
             translator.gate.set()
@@ -334,42 +312,27 @@ def test_jobs_of_a_group_share_a_batch_up_to_its_limit_in_the_order_of_their_arr
     asyncio.run(scenario())
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """The port of a server with a fake model that waits 0.3 seconds for what clients send."""
+def test_slow_and_half_closed_clients_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(translation_request, "BODY_SECONDS", 0.3)
-    with fake_service() as (service, translator), listening(service) as port:
+    with sending() as (_, translator, port, send):
         translator.gate.set()
-        yield port
 
+        def connect(*parts: bytes) -> socket.socket:
+            connection = socket.create_connection(("127.0.0.1", port), timeout=20)
+            for part in parts:
+                connection.sendall(part)
+            return connection
 
-def test_slow_and_half_closed_clients_are_dropped(impatient: int) -> None:
-    request = json.dumps({"q": "a"} | DIRECTION).encode()
-    head = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-    whole = head % len(request) + request
+        def read_all(connection: socket.socket) -> bytes:
+            return b"".join(iter(lambda: connection.recv(1000), b""))
 
-    def connect(*parts: bytes) -> socket.socket:
-        connection = socket.create_connection(("127.0.0.1", impatient), timeout=20)
-        for part in parts:
-            connection.sendall(part)
-        return connection
-
-    def read_all(connection: socket.socket) -> bytes:
-        received = b""
-        while data := connection.recv(1000):
-            received += data
-        return received
-
-    body = connect(head % 999, b"{")
-    half_closed, endless = connect(whole), connect(head % 10**9)
-    half_closed.shutdown(socket.SHUT_WR)
-    assert ask(f"http://127.0.0.1:{impatient}", "b") == {"translatedText": "B"}
-    try:
-        while True:
-            endless.sendall(b" " * 2**16)
-    except OSError:
-        pass  # the server has closed it
-    assert b"408" in read_all(body)
-    half_closed.settimeout(20)
-    read_all(half_closed)
-    assert ask(f"http://127.0.0.1:{impatient}", "c") == {"translatedText": "C"}
+        body = connect(HEAD % 999, b"{")
+        half_closed, endless = connect(WHOLE), connect(HEAD % 10**9)
+        half_closed.shutdown(socket.SHUT_WR)
+        assert send("b").result() == (200, {"translatedText": "B"})
+        with pytest.raises(OSError):  # the server has closed it
+            while True:
+                endless.sendall(b" " * 2**16)
+        assert b"408" in read_all(body)
+        read_all(half_closed)
+        assert send("c").result() == (200, {"translatedText": "C"})

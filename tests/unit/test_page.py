@@ -5,14 +5,14 @@ import itertools
 import json
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from browser import CHROMIUM, NO_CHROMIUM, Browser
+from browser import Browser
 from builders import (
     ATTENTION_STYLES,
     ODD_CHARACTERS,
@@ -30,7 +30,7 @@ from builders import (
     sharpen,
 )
 
-from nmt.config import BOS, EOS, DataConfig, ModelConfig, SearchConfig, TokenizerConfig
+from nmt.config import BOS, EOS, AttentionConfig, DataConfig, ModelConfig, SearchConfig, TokenizerConfig
 from nmt.config.model import ATTENTION_NORMALIZERS, ATTENTION_WINDOWS
 from nmt.data.literals import FINAL_MARKS, LITERAL
 from nmt.data.tokenizer import LanguageTokenizer, group_by_spaces, train_tokenizer
@@ -75,11 +75,8 @@ function force(source, targets) {
 
 
 @pytest.fixture(scope="module")
-def evaluate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluate]:
+def evaluate(browser: Browser) -> Evaluate:
     """Evaluate JavaScript in a browser that has the program of the worker, except for its messages."""
-    if CHROMIUM is None:
-        pytest.skip(NO_CHROMIUM)
-    browser = Browser(tmp_path_factory.mktemp("profile"))
 
     def evaluate(expression: str) -> Any:
         response = browser.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
@@ -87,8 +84,7 @@ def evaluate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluate]:
         return response["result"].get("value")
 
     evaluate("".join((FOLDER / name).read_text(encoding="utf-8") for name in WORKER_FILES[:-1]) + FORCE)
-    yield evaluate
-    browser.close()
+    return evaluate
 
 
 def load_model(evaluate: Evaluate, model: Seq2Seq, config: ModelConfig) -> None:
@@ -140,28 +136,24 @@ def test_model_matches_python_for_each_score_and_window(evaluate: Evaluate, styl
         check_forced_decoding(evaluate, make_attention_config(style, score="none"))
 
 
+TRANSFORMER = {"style": "transformer", "decoder_layers": 2}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"tie": "three", "cell": "gru", "bridge": "last", "decoder_layers": 2},
         {"tie": "two", "bidirectional": False, "bridge": "mean", "encoder_layers": 3, "residual": True},
         {"bridge": "zero", "embed": 5, "hidden": 6, "encoder_hidden": 5},
-        {"style": "transformer", "decoder_layers": 2, "shortcut": True, "encoder_layers": 2, "tie": "two"},
+        TRANSFORMER | {"shortcut": True, "encoder_layers": 2, "tie": "two"},
         {"encoder": "transformer", "style": "luong", "encoder_hidden": 4, "bridge": "learned", "feed_forward": 7},
+        TRANSFORMER | {"attention": AttentionConfig(heads=2, layer=0, head=1)},
+        TRANSFORMER | {"attention": AttentionConfig(heads=2, layer=1)},
+        TRANSFORMER | {"attention": AttentionConfig(heads=2, head=0)},
     ],
 )
 def test_model_matches_python_for_other_settings(evaluate: Evaluate, changes: dict[str, Any]) -> None:
     check_forced_decoding(evaluate, ModelConfig(**{"embed": 6, "hidden": 8, "dropout": 0.0} | changes))
-
-
-def test_shown_layer_and_head_match_python(evaluate: Evaluate) -> None:
-    config = make_attention_config("transformer", score="dot", heads=2)
-    for config.attention.layer, config.attention.head in ((0, 1), (1, None), (None, 0)):
-        check_forced_decoding(evaluate, ModelConfig(**settings_of(config) | {"decoder_layers": 2}))
-
-
-def settings_of(config: ModelConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in config.__dataclass_fields__}
 
 
 WANTED = ([], [10], [12, 11])
@@ -262,25 +254,15 @@ PREPARED = [
 def test_lines_are_prepared_as_in_python(evaluate: Evaluate, protect: bool, languages: tuple[str, str]) -> None:
     config = TokenizerConfig(vocab_size=320, literals=4)
     tokenizer = train_tokenizer(make_sentences(200), make_sentences(200), config)
-    search_config = SearchConfig(protect=protect)
-    preparer = Preparer(
-        search_config,
-        tokenizer,
-        DataConfig(format="text", path="x", source=languages[0], target=languages[1]).languages,
-    )
-    arguments = json.dumps(
-        [
-            tokenizer.source.pieces(tokenizer.source.literal_ids),
-            [],
-            {"protect": protect, "capitals": True},
-            {"pattern": translate_pattern(LITERAL.pattern), "finalMarks": FINAL_MARKS},
-        ]
-    )
+    data = DataConfig(format="text", path="x", source=languages[0], target=languages[1])
+    preparer = Preparer(SearchConfig(protect=protect), tokenizer, data.languages)
+    pieces = tokenizer.source.pieces(tokenizer.source.literal_ids)
+    literals = {"pattern": translate_pattern(LITERAL.pattern), "finalMarks": FINAL_MARKS}
     translation = "Der \U000f0000 \U000f0002 <unk> isı ß."
     found = evaluate(
-        f"(([pieces, _, config, literals]) => {json.dumps(PREPARED)}.map(line => {{ const prepared = prepareLine("
-        f"line, pieces, {json.dumps(languages)}.map(languageOfCase), config, literals); "
-        f"return [prepared.text, prepared.restore({json.dumps(translation)}, 1)]; }}))({arguments})"
+        f"{json.dumps(PREPARED)}.map(line => {{ const prepared = prepareLine(line, {json.dumps(pieces)}, "
+        f"{json.dumps(languages)}.map(languageOfCase), {json.dumps({'protect': protect, 'capitals': True})}, "
+        f"{json.dumps(literals)}); return [prepared.text, prepared.restore({json.dumps(translation)}, 1)]; }})"
     )
     prepared = [preparer.prepare(line) for line in PREPARED]
     assert found == [[line.text, line.finish(translation)] for line in prepared]
