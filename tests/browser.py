@@ -1,6 +1,9 @@
 """A headless Chromium that is controlled through a pipe with the DevTools protocol."""
 
+import base64
+import hashlib
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -8,11 +11,31 @@ import time
 from pathlib import Path
 from typing import Any
 
+from builders import PageReader
+
 EXECUTABLE_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 CHROMIUM = next((path for path in map(shutil.which, EXECUTABLE_NAMES) if path), None)
 NO_CHROMIUM = "no Chromium; apt-get install chromium fonts-noto-core fonts-noto-cjk, or any browser built on it"
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe")
 KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+
+
+def check_policy(page: PageReader) -> None:
+    """Check that a page can load, send and execute nothing but its own styles and scripts."""
+    for tag in ("style", "script"):
+        digest = base64.b64encode(hashlib.sha256(page.text[tag].encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}';" in page.policy
+    assert page.policy.startswith("default-src 'none';") and "unsafe" not in page.policy
+    assert not {name for _, names in page.elements for name in names} & {"src", "href", "srcset", "action", "style"}
+    code = page.text["style"] + page.text["script"] + page.text["worker"]
+    assert not re.search(r"https?:|//\w+\.|@import|url\(|innerHTML|eval\(|importScripts|XMLHttp|WebSocket", code)
+
+
+def check_same_code(page: PageReader, plain: PageReader) -> None:
+    """Check that two pages differ in text only."""
+    assert page.elements == plain.elements and page.policy == plain.policy
+    assert all(page.text[name] == plain.text[name] for name in ("style", "script", "worker"))
+    assert not re.search("[<>&\u2028\u2029]", page.text["data"])
 
 
 class Browser:
@@ -24,9 +47,8 @@ class Browser:
         self.pipe.settimeout(60)
         with browser_pipe:  # the browser reads file descriptor 3 and writes 4
             command = ["sh", "-c", 'exec "$0" "$@" 3<&0 4>&0', CHROMIUM, *FLAGS, f"--user-data-dir={profile}"]
-            self.process = subprocess.Popen(
-                command, stdin=browser_pipe, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-            )
+            null = subprocess.DEVNULL
+            self.process = subprocess.Popen(command, stdin=browser_pipe, stdout=null, stderr=null)
         self.unread = b""
         self.number = 0
         self.session: str | None = None
@@ -136,10 +158,8 @@ class TranslatingPage:
             assert time.monotonic() < deadline, self.evaluate("state.textContent")
 
     def texts(self, selector: str) -> list[str]:
-        texts: list[str] = self.evaluate(
-            f"[...document.querySelectorAll({json.dumps(selector)})].map(n => n.textContent)"
-        )
-        return texts
+        query = f"[...document.querySelectorAll({json.dumps(selector)})].map(n => n.textContent)"
+        return [*self.evaluate(query)]
 
     def highlights(self) -> dict[str, dict[str, float]]:
         """Return the highlighted words of source and translation with their strength."""

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from browser import Browser, TranslatingPage
+from browser import Browser, TranslatingPage, check_policy, check_same_code
 from builders import (
     HOSTILE,
     ODD_LINES,
@@ -80,26 +80,16 @@ def make_page(score: str = "additive", **data: Any) -> str:
 PLAIN = PageReader(make_page())
 
 
-@pytest.mark.parametrize("text", HOSTILE)
-def test_texts_cannot_change_the_page(text: str) -> None:
-    page = PageReader(make_page(source=text, target=text + "x"))
-    assert page.elements == PLAIN.elements and page.policy == PLAIN.policy
-    assert page.text["script"] == PLAIN.text["script"] and page.text["worker"] == PLAIN.text["worker"]
-    titles = [page.text["title"], page.text["h1"], page.data["title"]]
-    assert {title.strip() for title in titles} == {f"{text} → {text}x".strip()}
-    assert page.data["languages"] == {"source": text, "target": text + "x"}
-    assert not re.search("[<>&\u2028\u2029]", page.text["data"])
-
-
-def test_page_loads_and_sends_nothing() -> None:
-    assert PLAIN.policy.startswith("default-src 'none';") and "unsafe" not in PLAIN.policy
+def test_page_loads_and_sends_nothing_and_texts_cannot_change_it() -> None:
+    check_policy(PLAIN)
     assert "worker-src blob:; base-uri 'none'; form-action 'none'" in PLAIN.policy
-    attributes = {name for _, names in PLAIN.elements for name in names}
-    assert not attributes & {"src", "href", "srcset", "action", "style"}
-    code = PLAIN.text["style"] + PLAIN.text["script"] + PLAIN.text["worker"]
-    assert not re.search(
-        r"https?:|//\w+\.|@import|url\(|innerHTML|eval\(|importScripts|fetch\(|XMLHttp|WebSocket", code
-    )
+    assert "fetch" not in PLAIN.text["script"] + PLAIN.text["worker"]
+    for text in HOSTILE:
+        page = PageReader(make_page(source=text, target=text + "x"))
+        check_same_code(page, PLAIN)
+        titles = [page.text["title"], page.text["h1"], page.data["title"]]
+        assert {title.strip() for title in titles} == {f"{text} → {text}x".strip()}
+        assert page.data["languages"] == {"source": text, "target": text + "x"}
 
 
 # ------------------------------------------------------------------------------------------------------------- browser
@@ -136,23 +126,16 @@ def test_page_opens_without_messages_or_requests(page: TranslatingPage) -> None:
 def test_translations_and_attention_match_python(page: TranslatingPage, home: Path) -> None:
     model, tokenizer, config, *_ = load_model(str(home / "runs" / "mine"))
     round_weights(model)
-    lines = [
-        *LINES,
-        "DIE FRAU LIEST GROSSE BÜCHER .",
-        *make_sentences(12),
-        *(line[:200] for line in ODD_LINES if "\r" not in line),
-    ]
+    lines = [*LINES, "DIE FRAU LIEST GROSSE BÜCHER .", *make_sentences(12)]
+    lines += [line[:200] for line in ODD_LINES if "\r" not in line]
     for beam in (1, 3):
         search = SearchConfig(beam=beam, n_best=beam, max_length=20).with_source_limit_of(config.data)
-        expected = Translator(model, tokenizer, search, torch.device("cpu"), ("de", "en")).translate(
-            lines, keep_weights=True
-        )
+        translator = Translator(model, tokenizer, search, torch.device("cpu"), ("de", "en"))
         text = json.dumps("\n".join(lines))
         actual = page.evaluate(f"(beam.value = {beam}, translator.translate({text}, () => {{}}))")
-        for line, options, result in zip(lines, expected, actual, strict=True):
-            assert [option["text"] for option in result["options"]] == [
-                option.text for option in options if line.strip()
-            ]
+        for line, options, result in zip(lines, translator.translate(lines, keep_weights=True), actual, strict=True):
+            texts = [option.text for option in options if line.strip()]
+            assert [option["text"] for option in result["options"]] == texts
             for option, python in zip(result["options"], options, strict=False):
                 assert option["score"] == pytest.approx(python.score, abs=1e-2)
                 weights = python.record.word_weights()
@@ -175,15 +158,12 @@ def test_hovering_shows_where_the_model_looked(page: TranslatingPage) -> None:
     found = page.highlights()
     weights = page.evaluate("results[2].options[0].weights[0]")
     assert page.evaluate("current") == 2 and max(found["translation"].values()) == 1
-    assert list(found["mirror"].values()) == pytest.approx([weight for weight in weights], abs=1e-6)
+    assert list(found["mirror"].values()) == pytest.approx(weights, abs=1e-6)
     assert list(found["mirror"]) == LINES[2].split()
     page.browser.hover("#mirror div:nth-child(1) .word:nth-of-type(2)")  # the text field lies above it
     assert page.highlights()["mirror"] == {"Hund": 1} and page.evaluate("current") == 0
     page.browser.hover("h1")
     assert page.highlights() == {"mirror": {}, "translation": {}}
-    page.browser.hover("#matrix td[data-s='1'][data-t='0']")
-    assert page.highlights()["mirror"] == {"Hund": 1} and page.evaluate("tip.textContent").startswith("Hund →")
-    page.browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=0, y=0)
 
 
 def test_alternatives_replace_the_translation(page: TranslatingPage) -> None:
@@ -191,16 +171,18 @@ def test_alternatives_replace_the_translation(page: TranslatingPage) -> None:
     options = page.texts("#options span")
     assert 1 < len(options) <= 3 and options[0] == best
     page.evaluate("options.children[1].firstChild.click()")
-    assert page.texts("#translation p") == [options[1].strip()] and page.texts("[aria-pressed=true] span") == [
-        options[1]
-    ]
+    assert page.texts("#translation p") == [options[1].strip()]
+    assert page.texts("[aria-pressed=true] span") == [options[1]]
     assert page.texts("#matrix tbody th") == options[1].split()
     page.evaluate("(beam.value = 1, beam.dispatchEvent(new Event('change')))")
     page.wait()
     assert page.evaluate("options.parentNode.hidden")
 
 
-def test_text_written_while_the_model_loads_is_translated_once(page: TranslatingPage) -> None:
+def test_new_text_ends_the_translation_of_the_old_and_is_translated_once(page: TranslatingPage) -> None:
+    texts = "['Der Hund . '.repeat(50), 'Der Hund']"
+    old, last = page.evaluate(f"Promise.all({texts}.map(text => translator.translate(text, () => {{}})))")
+    assert old is None and len(last) == 1
     page.write("der")
     page.evaluate(
         "(globalThis.starts = 0, new MutationObserver(() => starts++).observe(translation, "
@@ -232,9 +214,6 @@ def test_keyboard_reaches_everything(page: TranslatingPage) -> None:
     assert list(dict.fromkeys(reached)) == ["clear", "translation", "copy", "beam", "options", "matrix"]
     page.evaluate("translation.children[2].focus()")
     assert page.evaluate("translation.children[2].getAttribute('aria-current')") == "true"
-    page.evaluate("document.querySelector('#matrix td[tabindex=\"0\"]').focus()")
-    page.browser.press("ArrowRight")
-    assert page.evaluate("document.activeElement.dataset.s") == "1" and page.highlights()["mirror"] == {"Frau": 1}
     names = page.evaluate("[source.labels[0].textContent, beam.ariaLabel, translation.getAttribute('aria-live')]")
     assert names == ["German", "Search", "polite"]
     page.evaluate("clear.click()")
@@ -248,13 +227,6 @@ def test_hostile_text_is_displayed_and_not_executed(page: TranslatingPage) -> No
     assert len(page.wait()) == len(lines)
     assert page.texts("#mirror div") == lines
     assert page.evaluate("typeof hacked") == "undefined" and page.evaluate("document.images.length") == 0
-
-
-def test_new_text_ends_the_translation_of_the_old(page: TranslatingPage) -> None:
-    old, last = page.evaluate(
-        "Promise.all(['Der Hund . '.repeat(50), 'Der Hund'].map(text => translator.translate(text, () => {})))"
-    )
-    assert old is None and len(last) == 1
 
 
 def test_long_lines_are_split_and_cut_with_a_note(browser: Browser, folder: Path) -> None:
@@ -277,21 +249,12 @@ def test_model_without_attention(browser: Browser, folder: Path) -> None:
     assert page.texts("#source-name") == ["1"] and page.evaluate("document.title") == "1 → 2"
 
 
-def test_right_to_left_text_color_schemes_and_narrow_window(page: TranslatingPage) -> None:
+def test_right_to_left_text_and_narrow_window(page: TranslatingPage) -> None:
     page.write("مرحبا بالعالم\nDer Hund " + "w" * 200)
     directions = "[...mirror.children].map(node => getComputedStyle(node).direction)"
     assert page.evaluate(directions) == ["rtl", "ltr"] and page.evaluate("source.dir") == "auto"
     heights = page.evaluate("[source.clientHeight, source.scrollHeight]")
     assert heights[0] == heights[1]  # the field grows with the text
-
-    def brightness(name: str) -> float:
-        color = page.evaluate(f"getComputedStyle(document.documentElement).{name}")
-        return sum(map(float, re.findall(r"[\d.]+", color)[:3])) / 765
-
-    for scheme, sign in (("light", 1), ("dark", -1)):
-        page.browser.scheme(scheme)
-        assert sign * (brightness("backgroundColor") - brightness("color")) > 0.7
     page.browser.call("Emulation.setDeviceMetricsOverride", width=360, height=700, deviceScaleFactor=1, mobile=False)
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     page.browser.call("Emulation.clearDeviceMetricsOverride")
-    page.browser.scheme("light")

@@ -44,9 +44,6 @@ def sum_over_alignments(
     def jump_index(distance: int) -> int:
         return min(max(distance, -largest), largest) + largest
 
-    def first_probability(state: int) -> float:
-        return jumps[jump_index(state + 1)] / sum(jumps[jump_index(s + 1)] for s in range(sources))
-
     def jump_probability(old: int, new: int) -> float:
         return jumps[jump_index(new - old)] / sum(jumps[jump_index(s - old)] for s in range(sources))
 
@@ -56,17 +53,14 @@ def sum_over_alignments(
         for choices in itertools.product([None, *range(sources)], repeat=targets):
             if choices[0] is not None and choices[0] != start:
                 continue
-            probability, state, moves = first_probability(start), start, []
+            probability, state, moves = jump_probability(-1, start), start, []
             for t, choice in enumerate(choices):
                 if choice is None:
                     probability *= hmm.NULL_PROBABILITY * null_T[t]
                     continue
-                if t:
-                    probability *= jump_probability(state, choice)
-                    moves.append(jump_index(choice - state))
-                else:
-                    moves.append(jump_index(choice + 1))
                 probability *= (1 - hmm.NULL_PROBABILITY) * emission_TS[t, choice]
+                probability *= jump_probability(state, choice) if t else 1
+                moves.append(jump_index(choice - (state if t else -1)))
                 state = choice
             total += probability
             for t, choice in enumerate(choices):
@@ -193,16 +187,9 @@ def test_probabilities_match_slow_lexicon() -> None:
     corpus = index_corpus(aligner, sources, targets)
     forward_P, _ = corpus.pairs.probabilities()
     source_words, target_words = (list(dict.fromkeys(word for words in side for word in words)) for side in sides)
-    codes = sorted(
-        {
-            source_words.index(s) * len(target_words) + target_words.index(t)
-            for a, b in zip(*sides, strict=True)
-            for s in a
-            for t in b
-        }
-    )
-    for code, actual in zip(codes, forward_P, strict=True):
-        s, t = source_words[code // len(target_words)], target_words[code % len(target_words)]
+    together = {pair for words in zip(*sides, strict=True) for pair in itertools.product(*words)}
+    ordered = [pair for pair in itertools.product(source_words, target_words) if pair in together]
+    for (s, t), actual in zip(ordered, forward_P, strict=True):
         assert actual == pytest.approx(probability(s, t, len(PREFIX_LENGTHS) - 1), rel=1e-9), (s, t)
 
 

@@ -22,10 +22,8 @@ CAT = "the cat sat on the mat"
     ("hypothesis", "reference", "expected_bleu", "expected_ter"),
     [
         (CAT, CAT, 100.0, 0.0),
-        ("a dog ran off", "the cat sat there", 0.0, 100.0),
         ("a dog sat down", "the cat sat there", 100 * (1 / 4 * 1 / 6 * 1 / 8 * 1 / 8) ** 0.25, 75.0),
         ("the cat sat on the", CAT, 100 * math.exp(1 - 6 / 5), 100 / 6),
-        (CAT + " .", CAT, 100 * (6 / 7 * 5 / 6 * 4 / 5 * 3 / 4) ** 0.25, 100 / 6),
         ("The cat sat on the mat", CAT, 100 * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25, 0.0),  # TER ignores case
         (CAT, "", 0.0, 100.0),
         ("", "", 0.0, 0.0),
@@ -33,29 +31,8 @@ CAT = "the cat sat on the mat"
 )
 def test_bleu_and_ter_of_one_sentence(hypothesis, reference, expected_bleu, expected_ter):
     scores = compute_scores([hypothesis], [reference])
-    assert scores["bleu"] == pytest.approx(expected_bleu)
+    assert scores["bleu"] == bleu([hypothesis], [reference]) == pytest.approx(expected_bleu)
     assert scores["ter"] == pytest.approx(expected_ter)
-    assert scores["bleu"] == bleu([hypothesis], [reference])
-
-
-# chrF computed by hand: F_2 of mean precision and mean recall over the available orders from 1 to 6.
-@pytest.mark.parametrize(
-    ("hypothesis", "reference", "expected"),
-    [
-        ("abcdef", "abcdef", 100.0),
-        ("a b", "ab", 100.0),  # spaces do not count
-        ("abc", "abd", 100 * (2 / 3 + 1 / 2 + 0) / 3),
-        ("", "abc", 0.0),
-    ],
-)
-def test_chrf_of_one_sentence(hypothesis, reference, expected):
-    assert compute_scores([hypothesis], [reference])["chrf"] == pytest.approx(expected, abs=1e-6)
-
-
-def test_bleu_pools_counts_over_corpus():
-    other = "a dog ran off"
-    precisions = (6 + 2) / 10 * (5 + 1) / 8 * 4 / 6 * 3 / 4
-    assert bleu([CAT, "a dog walked home"], [CAT, other]) == pytest.approx(100 * precisions**0.25)
 
 
 @given(st.lists(st.integers(0, 70), max_size=30))
@@ -69,10 +46,11 @@ def test_length_buckets_partition_sentences(lengths):
         assert count == sum(low <= length <= high for length in lengths) > 0 and score == pytest.approx(100)
 
 
-def test_sentence_chrf_matches_chrf_of_single_sentences():
-    texts, references = ["a cat", "", "the dog ran"], ["the cat", "x", "a dog runs"]
+def test_chrf_of_sentences_is_that_of_their_corpora():
+    texts, references = ["abc", "", "the dog ran"], ["abd", "x", "a dog runs"]
     expected = [compute_scores([text], [own])["chrf"] for text, own in zip(texts, references, strict=True)]
     assert sentence_chrf(texts, references) == pytest.approx(expected)
+    assert expected[0] == pytest.approx(100 * (2 / 3 + 1 / 2 + 0) / 3)  # F_2 of the means over n-grams up to 3
 
 
 def test_exact_matches_signatures_and_empty_corpus(caplog):
