@@ -45,7 +45,7 @@ from nmt.runs.checkpoint import CONFIG_FILE, find_checkpoint, load_config, load_
 from nmt.system.cli import main
 from nmt.system.device import choose_precision, prepare_model
 from nmt.system.distributed import broadcast_from_rank0, local_rank0_first, process_group, rank
-from nmt.system.files import replacing_files, write_atomically
+from nmt.system.files import replacing_folder, write_atomically
 from nmt.system.hub_client import is_hub_address, parse_address
 from nmt.system.logging import log, log_to_stderr
 from nmt.system.text import echo, replace_nonfinite
@@ -53,18 +53,14 @@ from nmt.training.validation import evaluate_loss
 
 MAX_PICTURES = 4  # of alignments
 SHOWN_EXAMPLES = 4  # translations printed at the end
-RUNS_LEGEND = (
-    "± half of the 95% confidence interval; p: probability of a difference at least this large in this direction by "
-    "chance"
-)
+RUNS_LEGEND = "± half of the 95% confidence interval; p: probability of as large a difference in this direction by luck"
 SEEDS_LEGEND = (
-    "mean ± standard deviation over runs; difference ± half of its 95% confidence interval over seeds and sentences; "
-    "p: probability of a difference at least this large by chance; seeds needed: runs of each system with which such a "
-    "difference has p < 0.05 in 4 of 5 experiments"
+    "mean ± standard deviation over runs; difference ± half of its 95% confidence interval; p: probability of a "
+    "difference as large by chance; seeds needed: runs of each system to find it (p < 0.05) in 4 of 5 experiments"
 )
 METRIC_SETTINGS = ("checkpoint", "precision", "bleu_tokenizer", "data", "search")  # settings that metrics depend on
-METRICS_OF_4_DECIMALS = ("loss", "ppl", "accuracy", "aer", "entropy", "erasure_tau", "erasure_aer")
-METRICS_OF_2_DECIMALS = ("bleu", "chrf", "ter", "exact_match", "sentences_per_second")
+DECIMALS = dict.fromkeys(("loss", "ppl", "accuracy", "aer", "entropy", "erasure_tau", "erasure_aer"), 4)
+DECIMALS |= dict.fromkeys(("bleu", "chrf", "ter", "exact_match", "sentences_per_second"), 2)  # of printed metrics
 
 
 class Evaluation(NamedTuple):
@@ -134,13 +130,13 @@ def expand_runs(name: str) -> list[str]:
 
 
 def check_comparable(command: EvaluateRun, paths: Sequence[str]) -> str:
-    """Check that runs can be compared, before they are evaluated. Returns the BLEU tokenizer to use for all of them.
+    """Check that runs can be compared, before they are evaluated. Returns the BLEU tokenizer of the first.
 
     Raises:
-        UserError: a run is named twice, sentences differ, or runs have different BLEU tokenizers.
+        UserError: a run is named twice, or sentences differ.
     """
-    tokenizers: dict[str, str] = {}
     texts: dict[Path, tuple[list[str], list[str]]] = {}
+    tokenizers = []
     for path in paths:
         folder = find_checkpoint(path)[0].resolve()
         if folder in texts:
@@ -154,13 +150,8 @@ def check_comparable(command: EvaluateRun, paths: Sequence[str]) -> str:
                 f"compare=: the split {data.split} of {path} has different text from that of {paths[0]}; "
                 "set data.* to text that fits all models, which must have the same direction"
             )
-        tokenizers[path] = choose_bleu_tokenizer(command.bleu_tokenizer or run.bleu_tokenizer, texts[folder][1])
-    if len(set(tokenizers.values())) > 1:
-        listing = ", ".join(f"{path}: {tokenizer}" for path, tokenizer in tokenizers.items())
-        raise UserError(
-            f"compare=: the runs have different BLEU tokenizers ({listing}); set bleu_tokenizer=NAME for all"
-        )
-    return next(iter(tokenizers.values()))
+        tokenizers.append(command.bleu_tokenizer or run.bleu_tokenizer)
+    return choose_bleu_tokenizer(tokenizers[0], texts[folder][1])
 
 
 def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
@@ -178,7 +169,7 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
     # The cache of the hub is not for results.
     home = Path("runs", parse_address(checkpoint).repository) if is_hub_address(checkpoint) else folder
     results = home / "eval" / data.split
-    broadcast_from_rank0(lambda: make_results_folder(results))  # first, so that an error does not waste the work
+    broadcast_from_rank0(lambda: make_results_folder(results))
 
     metrics: dict[str, Any] = evaluate_loss(model, tokenizer, pairs, device)
     search = command.search.with_source_limit_of(run.data)
@@ -214,65 +205,59 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
     return evaluation
 
 
+def make_results_folder(folder: Path) -> None:
+    """Create the folder of the results before the work, which an error after it would waste.
+
+    Raises:
+        UserError: its parent is a symbolic link, in a run of someone else perhaps to files of the user.
+    """
+    if folder.parent.is_symlink():
+        raise UserError(f"{folder.parent} is a symbolic link; results are not written through links, so remove it")
+    folder.mkdir(parents=True, exist_ok=True)
+
+
 def write_results(evaluation: Evaluation, title: str, choices: Sequence[WordWeights]) -> None:
-    """Write translations, alignments, metrics, the report, and pictures of the first few alignments."""
-    translations, metrics = evaluation.translations, evaluation.metrics
-    page = build_report(title, metrics, evaluation.sources, evaluation.references, translations, choices)
+    """Replace the folder of results: translations, alignments, metrics, the report, and pictures of alignments."""
+    run, _, sources, references, translations, metrics = evaluation
     files = {
         "translations.txt": (translation.text + "\n" for translation in translations),
         "alignments.jsonl": (translation.record.to_json() + "\n" for translation in translations),
-        "report.html": [page],
+        "report.html": [build_report(title, metrics, sources, references, translations, choices)],
         "metrics.json": [json.dumps(replace_nonfinite(metrics), indent=1, ensure_ascii=False), "\n"],
     }
-    with replacing_files(evaluation.results, *files, "alignment_*.png") as new_folder:
+    with replacing_folder(evaluation.results) as folder:
         for name, parts in files.items():
-            write_atomically(new_folder / name, parts)
+            write_atomically(folder / name, parts)
         try:
-            draw_heat_maps(new_folder, evaluation.sources, translations)
+            draw_heat_maps(folder, sources, translations)
         except UserError as error:  # matplotlib is optional
             log.warning(f"no pictures were drawn: {error}")
 
 
 def draw_heat_maps(folder: Path, sources: list[str], translations: list[Translation]) -> None:
     """Draw word alignments of the first translations that are not empty."""
-    weights = [translation.record.word_weights() for translation in translations]
-    shown = [(row, weights_TS) for row, weights_TS in enumerate(weights) if weights_TS is not None and weights_TS.size]
-    for row, weights_TS in shown[:MAX_PICTURES]:
+    weights = ((row, translation.record.word_weights()) for row, translation in enumerate(translations))
+    shown = ((row, weights_TS) for row, weights_TS in weights if weights_TS is not None and weights_TS.size)
+    for row, weights_TS in islice(shown, MAX_PICTURES):
         record = translations[row].record
         source_words = restore_unknown_words(sources[row], record.source_words)
         target_words = restore_unknown_words(translations[row].text, record.target_words)
         draw_heat_map(folder / f"alignment_{row + 1}.png", source_words, target_words, weights_TS)
 
 
-def make_results_folder(folder: Path) -> None:
-    """Create `eval/<split>` of a run, which may come from someone else: files are not replaced through a link.
-
-    Raises:
-        UserError: the folder or its parent is a symbolic link.
-    """
-    for path in (folder.parent, folder):
-        if path.is_symlink():
-            raise UserError(f"{path} is a symbolic link; results are not written through links, so remove it")
-    folder.mkdir(parents=True, exist_ok=True)
-
-
 def print_evaluation(evaluation: Evaluation) -> None:
     """Print examples, metrics and the paths of the results."""
-    examples = zip(evaluation.sources, evaluation.references, evaluation.translations, strict=True)
-    for source, reference, translation in islice(examples, SHOWN_EXAMPLES):
+    run, results, sources, references, translations, metrics = evaluation
+    for source, reference, translation in islice(zip(sources, references, translations, strict=True), SHOWN_EXAMPLES):
         echo(f"source     {source}\nreference  {reference}\nmodel      {translation.text}\n")
-    metrics = evaluation.metrics
-    for name in METRICS_OF_4_DECIMALS + METRICS_OF_2_DECIMALS:
-        if name not in metrics:
-            continue  # without erase=true
-        value, decimals = metrics[name], 4 if name in METRICS_OF_4_DECIMALS else 2
-        shown = "-" if value is None else f"{value:.{decimals}f}"
-        echo(f"{name:<22}{format_perplexity(value, 4) if name == 'ppl' and value is not None else shown}")
-    rows: dict[str, Any] = {**metrics["signatures"]}
-    if pictures := sorted(evaluation.results.glob("alignment_*.png")):
-        rows["alignment picture"] = pictures[0]
-    rows |= {"results": evaluation.results.parent, "run": evaluation.run, "page": evaluation.results / "report.html"}
-    for name, value in rows.items():
+    rows: list[tuple[str, Any]] = []
+    for name, decimals in DECIMALS.items():
+        if name in metrics:
+            rows.append((name, "-" if metrics[name] is None else format_perplexity(metrics[name], decimals)))
+    rows += metrics["signatures"].items()
+    rows += [("alignment picture", path) for path in sorted(results.glob("alignment_*.png"))[:1]]
+    rows += [("results", results.parent), ("run", run), ("page", results / "report.html")]
+    for name, value in rows:
         echo(f"{name:<22}{value}")
 
 
