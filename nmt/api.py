@@ -1,6 +1,5 @@
 """The Python API: `nmt.load` and what it returns."""
 
-import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -16,14 +15,11 @@ from nmt.decoding.html_translation import translate_html
 from nmt.decoding.translation import Translation, check_scores, warn_if_truncated
 from nmt.decoding.translator import Translator
 from nmt.errors import UserError
-from nmt.hub.push import push_model
 from nmt.model.ensemble import Ensemble
 from nmt.model.kernels.cuda_graphs import with_cuda_graphs
-from nmt.page.export import build_page
-from nmt.runs.checkpoint import export_model, fetch_model, load_model
+from nmt.runs.checkpoint import load_model
 from nmt.system.command_line import build_settings
 from nmt.system.device import choose_device, choose_precision, prepare_model
-from nmt.system.text import open_output
 
 LINE_END = re.compile(r"\r?\n\Z")
 HALF_OF_SURROGATE_PAIR = re.compile("[\ud800-\udfff]")
@@ -37,8 +33,6 @@ class Model:
     """
 
     translator: Translator
-    paths: list[str]  # absolute paths of runs, step folders, exported models or downloads from the hub
-    average: int  # number of checkpoints whose weights are averaged
 
     def translate(
         self, lines: Iterable[str], weights: bool = False, prefixes: Iterable[str] | None = None
@@ -86,36 +80,11 @@ class Model:
         `Record.links()` returns links between `Record.source_words` and `Record.target_words`.
         """
         if not self.translator.model.attends:
-            raise UserError(f"{self.paths[0]} has no attention, so it cannot align; use a model with attention")
+            raise UserError("the model has no attention, so it cannot align; use a model with attention")
         source_lines, target_lines = check_lines(sources, targets)
         source_words = [line.split() for line in source_lines]
         target_words = [line.split() for line in target_lines]
         return self.translator.align(source_words, target_words, segment=True)
-
-    def export(self, path: str | Path) -> None:
-        """Export the model: to one HTML file that translates in any browser, if the path ends in `.html`.
-
-        Any other path is a new folder, which all commands accept as `checkpoint=`. The page stores the weights in
-        8 bits and follows the settings of search. The checkpoint is read again, in full precision. If the run is still
-        training, its current best is exported.
-        """
-        export_checkpoint(self.get_only_path(), path, self.average, self.translator.config)
-
-    def push_to_hub(self, address: str, *, license: str | None = None) -> str:
-        """Publish the model on the Hugging Face hub, with a model card. Returns the address of the commit.
-
-        The checkpoint is read again, as in `export`. Log in first, with `hf auth login` or HF_TOKEN.
-
-        Args:
-            address: `OWNER/NAME`, or `hf://OWNER/NAME`. The repository is created if it does not exist.
-            license: identifier of the model's license, such as `cc-by-4.0`. It is required.
-        """
-        return push_model(self.get_only_path(), address, license, self.average)
-
-    def get_only_path(self) -> str:
-        if len(self.paths) > 1:
-            raise UserError("an ensemble of several models cannot be exported; export each model")
-        return self.paths[0]
 
 
 def load(
@@ -144,11 +113,8 @@ def load(
     paths = [*map(str, checkpoint if isinstance(checkpoint, list | tuple) else [checkpoint])]
     settings = {"checkpoint": paths, "device": device, "precision": precision, "average": average, "search": search}
     command: TranslateRun = build_settings(TranslateRun, settings)  # validates them
-    paths = [*map(fetch_model, paths)]
-    translator = open_translator(
-        paths, choose_device(command.device), command.precision, command.average, command.search
-    )
-    return Model(translator, [*map(os.path.abspath, paths)], command.average)
+    device_to_use = choose_device(command.device)
+    return Model(open_translator(paths, device_to_use, command.precision, command.average, command.search))
 
 
 def open_translator(
@@ -179,22 +145,6 @@ def open_translator(
         device,
         training_data[0].languages,
     )
-
-
-def export_checkpoint(checkpoint: str, output: str | Path, average: int, search: SearchConfig) -> None:
-    """Export a model to a page or a folder, for `Model.export` and `nmt.export`.
-
-    Raises:
-        UserError: the checkpoint cannot be read, the output cannot be written, the folder exists, or a setting of
-            search does not work in a page.
-    """
-    model, tokenizer, config, *_ = load_model(checkpoint, average)
-    if str(output).lower().endswith(".html"):
-        page = build_page(model, tokenizer, config, search)
-        with open_output(str(output)) as file:
-            file.write(page.encode())
-    else:
-        export_model(model, tokenizer, config, Path(output))
 
 
 def check_lines(*sides: Iterable[str]) -> list[list[str]]:

@@ -12,7 +12,7 @@ import os
 from nmt.api import open_translator
 from nmt.config import ServeRun
 from nmt.errors import UserError, extra_command
-from nmt.runs.checkpoint import fetch_model, find_checkpoint, load_config
+from nmt.runs.checkpoint import find_checkpoint, load_config
 from nmt.system.cli import main
 from nmt.system.device import choose_device
 from nmt.system.logging import log, log_to_stderr
@@ -57,7 +57,7 @@ def serve(command: ServeRun) -> None:
     device = choose_device(command.device)
     configure_malloc()
     with bind(command.host, command.port) as listener:
-        models = [[*map(fetch_model, paths)] for paths in command.checkpoint]
+        models = command.checkpoint
         directions = find_directions(models)
         translators = [
             open_translator(paths, device, command.precision, command.average, command.search) for paths in models

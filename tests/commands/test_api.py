@@ -95,9 +95,9 @@ def test_ranking_score(home: Path) -> None:
     assert {sample.ranking_score for n_best in samples for sample in n_best} == {None}
 
 
-def test_commands_accept_exported_model(model: nmt.Model, home: Path, corpus: Path, tmp_path: Path) -> None:
+def test_commands_accept_exported_model(home: Path, corpus: Path, tmp_path: Path) -> None:
     folder = tmp_path / "export"
-    model.export(folder)
+    run_ok("export", "checkpoint=runs/mine", f"output={folder}", folder=home)
     names = {"config.yaml", "manifest.json", "model.safetensors", "tokenizer.model"}
     assert {path.name for path in folder.iterdir()} == names
     text = LINES[0].encode() + b"\n"
@@ -109,8 +109,8 @@ def test_commands_accept_exported_model(model: nmt.Model, home: Path, corpus: Pa
     settings = ("data=text", f"data.path={corpus}", "name=from_export", "train.max_steps=1")
     run_ok("train", f"init_from={folder}", *settings, folder=home)
     assert (folder / "eval" / "test" / "metrics.json").is_file()
-    with pytest.raises(nmt.UserError, match="already exists"):
-        model.export(folder)
+    message = run_error("export", "checkpoint=runs/mine", f"output={folder}", folder=home)
+    assert "already exists" in message
     assert "is an exported model; init_from=" in run_error("train", f"hydra.run.dir={folder}", folder=home)
     with open(folder / "model.safetensors", "r+b") as file:
         file.seek(-1, 2)
@@ -194,13 +194,13 @@ def test_translate_rejects_anything_but_lists_of_strings(model: nmt.Model) -> No
 
 def test_align_rejects_model_without_attention(model: nmt.Model) -> None:
     without_attention = build_model(ModelConfig(embed=4, hidden=4, attention=AttentionConfig(score="none")), 500, 500)
-    with pytest.raises(nmt.UserError, match="mine has no attention, so it cannot align"):
+    with pytest.raises(nmt.UserError, match="the model has no attention, so it cannot align"):
         replace(model, translator=replace(model.translator, model=without_attention)).align(LINES[:1], LINES[:1])
 
 
-def test_export_to_folder_named_checkpoints(model: nmt.Model, tmp_path: Path) -> None:
+def test_export_to_folder_named_checkpoints(home: Path, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints" / "mine"
-    model.export(folder)
+    run_ok("export", "checkpoint=runs/mine", f"output={folder}", folder=home)
     assert nmt.load(folder).translate(LINES[:1])[0].text
 
 
@@ -306,13 +306,11 @@ def test_lines_may_come_from_files_and_iterators(model: nmt.Model, tmp_path: Pat
     assert model.score([f"{line}\n" for line in LINES], iter(LINES)) == model.score(LINES, LINES)
 
 
-def test_load_ensemble(model: nmt.Model, home: Path, tmp_path: Path) -> None:
+def test_load_ensemble(model: nmt.Model, home: Path) -> None:
     run = home / "runs" / "mine"
     ensemble = nmt.load([run, run], device="cpu", precision="fp32", beam=3, n_best=3)
     expected = [translation.text for translation in model.translate(LINES)]
     assert [translation.text for translation in ensemble.translate(LINES)] == expected
-    with pytest.raises(nmt.UserError, match="an ensemble of several models cannot be exported"):
-        ensemble.export(tmp_path / "export")
 
 
 def test_average_of_last_checkpoints(home: Path) -> None:

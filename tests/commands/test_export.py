@@ -1,4 +1,4 @@
-"""`nmt.export` and `Model.export`: errors, and the page in a browser."""
+"""`nmt.export`: errors, and the page in a browser."""
 
 import json
 import re
@@ -26,6 +26,7 @@ from builders import (
 import nmt
 from nmt.config import AttentionConfig, DataConfig, ModelConfig, SearchConfig, TrainRun
 from nmt.decoding.translator import Translator
+from nmt.export import export_checkpoint
 from nmt.model.seq2seq import build_model
 from nmt.page.export import build_page
 from nmt.runs.checkpoint import load_model
@@ -59,7 +60,9 @@ def test_command_writes_page_or_folder(home: Path) -> None:
     assert page.text["h1"].strip() == "de → en" and page.data["search"]["beam"] == 5
     run_ok("export", "checkpoint=runs/mine", "output=shared", folder=home)
     assert nmt.load(home / "shared").translate(LINES) == nmt.load(home / "runs" / "mine").translate(LINES)
-    nmt.load(home / "runs" / "mine", beam=2, length_penalty=0.5).export(home / "api.HTML")
+    run_ok(
+        "export", "checkpoint=runs/mine", "output=api.HTML", "search.beam=2", "search.length_penalty=0.5", folder=home
+    )
     page = PageReader((home / "api.HTML").read_text(encoding="utf-8"))
     assert (page.data["search"]["beam"], page.data["search"]["length_penalty"]) == (2, 0.5)
 
@@ -101,7 +104,7 @@ def folder(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(home: Path, folder: Path) -> Path:
     """The page of a trained model."""
-    nmt.load(home / "runs" / "mine", **{"beam": 3, "max_length": 20}).export(folder / "mine.html")
+    export_checkpoint(str(home / "runs" / "mine"), folder / "mine.html", 1, SearchConfig(beam=3, max_length=20))
     return folder / "mine.html"
 
 

@@ -15,9 +15,11 @@ from fake_hub import FakeHub, running_hub
 from markdown_it import MarkdownIt
 
 import nmt
+from nmt.config import SearchConfig
+from nmt.export import export_checkpoint
 from nmt.hub.model_card import build_model_card
 from nmt.hub.push import push_model, strip_local_paths
-from nmt.runs.checkpoint import load_model
+from nmt.runs.checkpoint import fetch_model, load_model
 from nmt.system.hub_client import HubAddress, parse_address
 
 ADDRESS = "hf://owner/de-en"
@@ -56,21 +58,20 @@ def read_card(text: str) -> tuple[dict[str, Any], str]:
 
 
 def test_published_model_translates_as_the_run(hub: FakeHub, run: Path, tmp_path: Path) -> None:
-    model = nmt.load(run, device="cpu", precision="fp32")
-    url = model.push_to_hub("owner/de-en", license="cc-by-4.0")
+    url = push_model(str(run), "owner/de-en", "cc-by-4.0")
     digest, files = hub.commits["owner/de-en"][-1]
     assert url == f"{hub.url}/owner/de-en/commit/{digest}" and files.keys() == FILES | {".gitattributes"}
-    expected = model.translate(LINES)
+    expected = nmt.load(run, device="cpu", precision="fp32").translate(LINES)
     loaded = nmt.load(ADDRESS, device="cpu", precision="fp32")
     assert [t.text for t in loaded.translate(LINES)] == [t.text for t in expected]
     assert not any("README" in request for request in hub.requests if "resolve" in request)
     assert str(tmp_path) not in files["config.yaml"].decode()
     # A second upload replaces files of the first; the first remains under its revision.
     hub.commit("owner/de-en", files | {"tokenizer.source.model": b"old", "notes.txt": b"mine"})
-    model.push_to_hub(ADDRESS, license="mit")
+    push_model(str(run), ADDRESS, "mit")
     assert hub.commits["owner/de-en"][-1][1].keys() == FILES | {".gitattributes", "notes.txt"}
-    assert nmt.load(f"{ADDRESS}@{digest}").paths != nmt.load(ADDRESS).paths
-    nmt.load(ADDRESS).export(tmp_path / "copy")
+    assert fetch_model(f"{ADDRESS}@{digest}") != fetch_model(ADDRESS)
+    export_checkpoint(ADDRESS, tmp_path / "copy", 1, SearchConfig())
     assert (tmp_path / "copy" / "model.safetensors").read_bytes() == files["model.safetensors"]
 
 
@@ -137,19 +138,16 @@ def test_download_error_says_what_to_do(hub: FakeHub, address: str, message: str
 
 
 def test_upload_errors(hub: FakeHub, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = nmt.load(run, device="cpu")
     for license in (None, "My own!"):
         with pytest.raises(nmt.UserError, match=f"license={license} is not an identifier"):
-            model.push_to_hub("owner/x", license=license)
+            push_model(str(run), "owner/x", license)
     for address, message in (("owner", "use hf://OWNER/NAME"), ("owner/x@v1", "remove @v1")):
         with pytest.raises(nmt.UserError, match=message):
-            model.push_to_hub(address, license="mit")
+            push_model(str(run), address, "mit")
     assert not hub.requests
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(nmt.UserError, match="hf://owner/x: .*401.*; check the name, or log in"):
-        model.push_to_hub("owner/x", license="mit")
-    with pytest.raises(nmt.UserError, match="export each model"):
-        nmt.load([run, run]).push_to_hub("owner/x", license="mit")
+        push_model(str(run), "owner/x", "mit")
     assert not hub.commits
 
 
