@@ -244,7 +244,7 @@ def test_choose_tokenizer_rejects_uninstalled_tokenizer(monkeypatch: pytest.Monk
         choose_bleu_tokenizer("ko-mecab", [])
     with pytest.raises(UserError, match="bleu_tokenizer=flores200 needs a model that sacreBLEU downloads"):
         choose_bleu_tokenizer("flores200", [])
-    assert choose_bleu_tokenizer("auto", [["私は学生です。"]]) == "char"
+    assert choose_bleu_tokenizer("auto", ["私は学生です。"]) == "char"
     find_tokenizer_problem.cache_clear()
 
 
