@@ -37,7 +37,12 @@ def prepare(command: PrepareRun) -> None:
             # Names of files may hold bytes that are not UTF-8.
             (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
         check_output(output)  # another program may have written into an empty folder
-    warn_of_leaks(done)
+    leaks, train = done.dropped["leaks"] + done.dropped["near_leaks"], done.splits["train"]
+    if leaks > MAX_LEAK_SHARE * (leaks + train) or train < done.splits.total() - train:
+        log.warning(
+            f"{pluralize(leaks, 'pair')} left out of the training text, which has {train:,}, for a sentence that is "
+            "nearly the same as one of valid or test; a smaller valid_size=N test_size=N, or near=false, keeps more"
+        )
     print_preparation(command, done)
 
 
@@ -47,28 +52,14 @@ def check_output(output: Path) -> None:
         raise UserError(f"output={output} exists; give the name of a new folder, or remove it")
 
 
-def warn_of_leaks(done: Preparation) -> None:
-    """Log a large loss of training pairs to the other splits."""
-    leaks, train = done.dropped["leaks"] + done.dropped["near_leaks"], done.splits["train"]
-    held_out = done.splits.total() - train
-    if leaks > MAX_LEAK_SHARE * (leaks + train) or train < held_out:
-        log.warning(
-            f"the training text has {pluralize(train, 'pair')}, valid and test together {held_out:,}, and "
-            f"{pluralize(leaks, 'pair')} left out of it for a sentence that is nearly the same as one of theirs; a "
-            "smaller valid_size=N test_size=N, or near=false, keeps more"
-        )
-
-
 def print_preparation(command: PrepareRun, done: Preparation) -> None:
-    echo(f"{'read':<12}{done.read.total():>12,} pairs")
-    for rule, text in RULES.items():
-        if done.dropped[rule]:
-            echo(f"{'dropped':<12}{done.dropped[rule]:>12,} {rule}: {text}")
-    for split in ("train", "valid", "test"):
-        echo(f"{split:<12}{done.splits[split]:>12,} pairs")
-    output = Path(str(command.output))
-    echo(f"{'report':<12}{output / 'report.html'}")
-    data = {"data.path": str(output), "data.source": command.source, "data.target": command.target}
+    rows = [("read", done.read.total(), "pairs")]
+    rows += [("dropped", done.dropped[rule], f"{rule}: {text}") for rule, text in RULES.items() if done.dropped[rule]]
+    rows += [(split, done.splits[split], "pairs") for split in ("train", "valid", "test")]
+    for name, count, text in rows:
+        echo(f"{name:<12}{count:>12,} {text}")
+    echo(f"{'report':<12}{Path(str(command.output), 'report.html')}")
+    data = {"data.path": str(command.output), "data.source": command.source, "data.target": command.target}
     settings = " ".join(quote_setting(key, value) for key, value in data.items())
     if done.splits["valid"]:  # which training needs
         echo(f"{'next':<12}python -m nmt.train experiment=small {settings} name=mine resume=auto")

@@ -8,6 +8,7 @@ python -m nmt.serve --help
 import nmt.system.startup  # noqa: F401  # isort: skip  before anything that imports torch
 import contextlib
 import os
+from collections import Counter
 
 from nmt.api import open_translator
 from nmt.config import ServeRun
@@ -23,24 +24,18 @@ KEY_VARIABLE = "NMT_API_KEY"
 
 
 def find_directions(models: list[list[str]]) -> list[tuple[str, str]]:
-    """Return the languages of each model, given the paths of its members.
-
-    They are the names of the sides of its training data, such as `de` for `translation.de`.
+    """Return the languages of each model, given the paths of its members: names as `de` for `translation.de`.
 
     Raises:
         UserError: two models have the same direction.
     """
-    directions: list[tuple[str, str]] = []
-    for paths in models:
-        data = load_config(find_checkpoint(paths[0])[0]).data
-        direction = data.languages
-        if direction in directions:
-            first = models[directions.index(direction)][0]
-            raise UserError(
-                f"{first} and {paths[0]} both translate {direction[0]} to {direction[1]}; give one model for each "
-                f"direction, or both as one: 'checkpoint=[[{first},{paths[0]}]]'"
-            )
-        directions.append(direction)
+    directions = [load_config(find_checkpoint(paths[0])[0]).data.languages for paths in models]
+    [((source, target), count)] = Counter(directions).most_common(1)
+    if count > 1:
+        raise UserError(
+            f"{count} models translate {source} to {target}; give one for each direction, or several as one, in "
+            "brackets: 'checkpoint=[[A,B]]'"
+        )
     return directions
 
 

@@ -6,11 +6,11 @@ python -m nmt.watch --help
 """
 
 import nmt.system.startup  # noqa: F401  # isort: skip  before anything else
-import hashlib
 import json
 import re
 import socketserver
 import sys
+from contextlib import suppress
 from html import escape
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -37,36 +37,32 @@ def find_runs(folder: Path) -> dict[str, Path]:
     return {run.relative_to(folder).as_posix(): run for run in folders}
 
 
-def describe_version(path: Path) -> str:
+def stamp_file(path: Path) -> tuple[int, int, float]:
     """Return what is different after a file has been written: its number in the file system, size and time."""
     try:
         status = path.stat()
     except FileNotFoundError:
-        return ""
-    return f"{status.st_ino} {status.st_size} {status.st_mtime_ns}"
+        return 0, 0, 0.0
+    return status.st_ino, status.st_size, status.st_mtime
 
 
 def describe_runs(folder: Path, known: str | None) -> dict[str, Any] | None:
     """Return what the page shows of all runs, or None if that is `known`, the `version` of an earlier answer."""
     runs = find_runs(folder)
-    files = [run / name for run in runs.values() for name in (METRICS_FILE, SAMPLES_FILE)]
-    versions = [(str(path), describe_version(path)) for path in files]
-    version = hashlib.sha256(repr(versions).encode(errors="surrogateescape")).hexdigest()
+    # Stamps come before reading: what is written meanwhile is read next time.
+    stamps = {name: (stamp_file(run / METRICS_FILE), stamp_file(run / SAMPLES_FILE)) for name, run in runs.items()}
+    version = str(hash(tuple(stamps.items())))
     if version == known:
         return None
-    written = max((int(text.split()[2]) for path, text in versions if text and path.endswith(METRICS_FILE)), default=0)
-    described = [describe_run(name, run) for name, run in runs.items()]
-    return {"version": version, "written": written / 1e9, "runs": described}
+    described = [describe_run(name, run, stamps[name][1]) for name, run in runs.items()]
+    return {"version": version, "written": max((m[2] for m, _ in stamps.values()), default=0), "runs": described}
 
 
-def describe_run(name: str, run: Path) -> dict[str, Any]:
+def describe_run(name: str, run: Path, samples_stamp: tuple[int, int, float]) -> dict[str, Any]:
     """Return curves and the steps that have samples; or `error`, why they cannot be read."""
-    samples_version = describe_version(
-        run / SAMPLES_FILE
-    )  # before reading: what is written meanwhile is read next time
     try:
         events, damaged = read_events(run / METRICS_FILE)
-        samples, damaged_samples = read_events(run / SAMPLES_FILE) if samples_version else ([], 0)
+        samples, damaged_samples = read_events(run / SAMPLES_FILE) if any(samples_stamp) else ([], 0)
     except OSError as error:
         return {"name": name, "error": describe_error(error)}
     return {
@@ -74,7 +70,7 @@ def describe_run(name: str, run: Path) -> dict[str, Any]:
         "curves": build_curves(events),
         "reports": sum(event["event"] == "train" for event in events),
         "samples": [event["step"] for event in samples],
-        "samples_version": samples_version,
+        "samples_version": str(samples_stamp),
         "damaged": damaged + damaged_samples,
     }
 
@@ -98,20 +94,18 @@ class Handler(BaseHTTPRequestHandler):
         query = dict(parse_qsl(fields, errors="surrogateescape"))
         # A page of another site could have its name resolved to this address, and then read what is here.
         if re.sub(r":\d*$", "", self.headers.get("Host", "")) not in HOST_NAMES:
-            self.answer(403, "text/plain", "this server answers to 127.0.0.1 and localhost only")
+            self.send_error(403, "this server answers to 127.0.0.1 and localhost only")
         elif path == "/":
-            page = fill_template(TEMPLATE, {"TITLE": escape(str(folder))})
-            self.answer(200, "text/html", page)
+            self.answer("text/html", fill_template(TEMPLATE, {"TITLE": escape(str(folder))}))
         elif path == "/runs":
             described = describe_runs(folder, query.get("version"))
-            self.answer(204 if described is None else 200, "application/json", json.dumps(described))
-        elif path == "/samples":
-            pairs = find_samples(folder, query.get("run", ""), query.get("step", ""))
-            self.answer(404 if pairs is None else 200, "application/json", json.dumps(pairs))
+            self.answer("application/json", json.dumps(described), 204 if described is None else 200)
+        elif path == "/samples" and (pairs := find_samples(folder, query.get("run", ""), query.get("step", ""))):
+            self.answer("application/json", json.dumps(pairs))
         else:
-            self.answer(404, "text/plain", "not found")
+            self.send_error(404)
 
-    def answer(self, status: int, kind: str, text: str) -> None:
+    def answer(self, kind: str, text: str, status: int = 200) -> None:
         body = b"" if status == 204 else text.encode(errors="replace")
         self.send_response(status)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
@@ -153,10 +147,9 @@ def watch(command: WatchRun) -> None:
         if not find_runs(folder):
             log.warning(f"there is no run in {folder} yet; the page shows each run once it has written {METRICS_FILE}")
         log.info(f"showing {folder} at http://{ADDRESS}:{server.server_address[1]}; Ctrl-C ends it")
-        try:
+        with suppress(KeyboardInterrupt, SystemExit):
             server.serve_forever()
-        except (KeyboardInterrupt, SystemExit):
-            log.info("stopped")
+        log.info("stopped")
 
 
 if __name__ == "__main__":

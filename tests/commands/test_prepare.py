@@ -142,7 +142,9 @@ def test_training_text_is_cleaned_of_existing_test_set(prepared: Path) -> None:
 def test_little_training_text_is_reported(prepared: Path) -> None:
     sizes = "valid_size=250", "test_size=250"
     result = run_nmt("prepare", "input=raw", "output=out_little", *sizes, folder=prepared)
-    assert b"valid and test together 500" in result.stderr and b"a smaller valid_size=N test_size=N" in result.stderr
+    assert (
+        b"the same as one of valid or test" in result.stderr and b"a smaller valid_size=N test_size=N" in result.stderr
+    )
 
 
 @pytest.mark.parametrize(
