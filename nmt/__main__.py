@@ -5,8 +5,6 @@ attention-nmt --version
 python -m nmt --help        # the same where the scripts of the environment are not on the path
 """
 
-import ast
-import importlib.util
 import runpy
 import sys
 
@@ -22,17 +20,16 @@ HELP = """Train, evaluate and use models for machine translation with attention.
   attention-nmt --version
 
 Commands
-{commands}
+  prepare    Make a corpus for training from raw files.
+  train      Train a model.
+  evaluate   Evaluate a model on a split, or compare several models.
+  translate  Translate lines of text or an HTML document, or score translations.
+  align      Align the words of sentence pairs.
+  export     Export a model as a page, as a folder or to the Hugging Face hub.
+  serve      Answer requests for translations over HTTP.
+  watch      Show curves and sample translations of runs in a browser.
+
 `python -m nmt.COMMAND` is the same as `attention-nmt COMMAND`."""
-
-
-def describe_command(name: str) -> str:
-    """Return the first line of the docstring of a command, without importing it."""
-    spec = importlib.util.find_spec(f"nmt.{name}")
-    assert spec and spec.origin
-    with open(spec.origin, encoding="utf-8") as file:
-        docstring = ast.get_docstring(ast.parse(file.read()))
-    return str(docstring).partition("\n")[0]
 
 
 def main() -> None:
@@ -41,7 +38,7 @@ def main() -> None:
         del sys.argv[1]
         runpy.run_module(f"nmt.{name}", run_name="__main__", alter_sys=True)
     elif name in ("-h", "--help"):
-        echo(HELP.format(commands="".join(f"  {name:<11}{describe_command(name)}\n" for name in COMMANDS)))
+        echo(HELP)
     elif name == "--version":
         echo(f"attention-nmt {__version__}")
     else:

@@ -1,5 +1,6 @@
 """The Python API: `nmt.load` and what it returns."""
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -22,7 +23,6 @@ from nmt.system.command_line import build_settings
 from nmt.system.device import choose_device, choose_precision, prepare_model
 
 LINE_END = re.compile(r"\r?\n\Z")
-HALF_OF_SURROGATE_PAIR = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +156,9 @@ def check_lines(*sides: Iterable[str]) -> list[list[str]]:
     if any(isinstance(side, str) or not isinstance(side, Iterable) for side in sides):
         raise UserError("give a list of lines")
     lines_of_sides = [list(side) for side in sides]
-    for line in (line for lines in lines_of_sides for line in lines):
+    for line in itertools.chain(*lines_of_sides):
         if not isinstance(line, str):
             raise UserError(f"{line!r:.80} is not a string but of type {type(line).__name__}")
-        if HALF_OF_SURROGATE_PAIR.search(line):
-            raise UserError(f"{line[:80]!r} is not valid text: it cannot be encoded as UTF-8")
     if len({*map(len, lines_of_sides)}) > 1:
         counts = " and ".join(f"{len(lines):,}" for lines in lines_of_sides)
         raise UserError(f"got {counts} lines; both sides need the same number")

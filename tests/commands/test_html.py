@@ -108,9 +108,8 @@ def test_invalid_input_is_an_error(blind: Path, settings: tuple[str, ...], text:
 
 
 def test_python_rejects_what_is_not_text_and_models_without_attention(blind: Path) -> None:
-    for document, message in ((b"<p>", "is not a string"), ("\ud800", "is not valid text")):
-        with pytest.raises(nmt.UserError, match=message):
-            nmt.load(blind / "runs" / "mine").translate_html(document)  # type: ignore[arg-type]
+    with pytest.raises(nmt.UserError, match="is not a string"):
+        nmt.load(blind / "runs" / "mine").translate_html(b"<p>")  # type: ignore[arg-type]
     with pytest.raises(nmt.UserError, match="a model without attention cannot translate HTML"):
         nmt.load(blind / "runs" / "sightless").translate_html("<p>x</p>")
 
