@@ -6,7 +6,6 @@ import math
 import random
 import re
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,36 +15,35 @@ import numpy as np
 import pytest
 from builders import (
     ODD_CHARACTERS,
+    ODD_LINES,
     SPECIAL_STRINGS,
     SUBWORDS,
     TOKENIZER_TYPES,
     PageReader,
     make_tokenizer,
     measure_peak_memory,
+    run_ok,
     run_ranks,
-    write_alignments,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nmt
-from nmt.align import align
-from nmt.config import DataConfig, LinksConfig, TranslateRun
+from nmt.config import DataConfig, TranslateRun
 from nmt.data.corpus import load_pairs
 from nmt.data.readers import LINE_READERS, BadLine, LinePair
 from nmt.data.tokenizer import group_by_spaces, load_tokenizer
-from nmt.data.word_links import Link, format_pharaoh, parse_gold_links, read_gold_links
+from nmt.data.word_links import format_pharaoh, parse_gold_links, read_gold_links
 from nmt.data.words import segment_words
-from nmt.decoding.alignment import Record, restore_unknown_words
+from nmt.decoding.alignment import restore_unknown_words
 from nmt.decoding.translation import Translation
 from nmt.errors import UserError
 from nmt.evaluation.metrics import compute_scores
 from nmt.evaluation.report import build_report
-from nmt.runs.checkpoint import load_config, load_model
-from nmt.system.messages import MAX_VALUE_CHARS
+from nmt.runs.checkpoint import find_last_intact_checkpoint, load_config, load_model
 from nmt.system.text import read_dictionary
 from nmt.training.progress import read_progress
-from nmt.translate import OUTPUT_FORMATS, translate
+from nmt.translate import OUTPUT_FORMATS
 
 any_text = st.lists(
     st.one_of(
@@ -76,19 +74,6 @@ def damage(content: bytes, seed: int) -> bytes:
     return bytes(data)
 
 
-def make_random_lines(seed: int, lines: int) -> list[bytes]:
-    """Make lines of random bytes, odd characters and special strings."""
-    rng = random.Random(seed)
-    sizes = [int(rng.expovariate(1 / 20)) for _ in range(lines)]
-    kinds: list[Callable[[int], bytes]] = [
-        rng.randbytes,
-        lambda size: "".join(rng.choices(ODD_CHARACTERS, k=size)).encode(),
-        lambda size: " ".join(rng.choices(SPECIAL_STRINGS, k=size // 5)).encode(),
-        lambda size: bytes([rng.randrange(256)]) * size,
-    ]
-    return [rng.choice(kinds)(size).replace(b"\n", b"") for size in sizes]
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz")
@@ -105,63 +90,72 @@ def quiet() -> Iterator[None]:
     log.propagate, log.handlers[:] = propagate, handlers
 
 
-# -------------------------------------------------------------------------------------------------------------- corpus
-SIDES = ("de", "en")
-TEXT = "Ein Hund\nzwei  Katzen\r\n\nä😀\u2028\n5\t6\n".encode(), b"A dog\ntwo cats\n\xef\xbb\xbfx\nae\nend"
+# --------------------------------------------------------------------------------------------------------------- files
+TEXT = "Ein Hund\nzwei  Katzen\r\n\nä😀\u2028\n5\t6\n".encode()
 TABLE = "ein Hund\ta dog\r\nzwei\t\t2\nä\tb\tc\n\tx\n".encode()
 OBJECTS = rb"""{"de": "a\u00e4", "en": "b"}
 
 {"en": "x\n", "de": "y", "n": [1.5, null]}
 {"x": {"de": "c"}, "en": "d", "de": "\ud83d\ude00"}
 """
-CORPORA: dict[str, tuple[str, dict[str, bytes], tuple[str, str]]] = {
-    "text": ("text", dict(zip(("train.de", "train.en"), TEXT, strict=True)), SIDES),
-    "numbered": ("tsv", {"train.tsv": TABLE}, ("2", "1")),
-    "named": ("tsv", {"train.tsv": b"en\tde\tid\n" + TABLE}, ("de", "en")),
-    "jsonl": ("jsonl", {"train.jsonl": OBJECTS}, SIDES),
+GOLD = b"0-0 1p1\r\n\n1?0\t2-1 0-0\n0-1\n" * 3
+WORDS = [["x"] * count for count in [7, 0, 9, 5] * 3], [["y"] * count for count in [6, 1, 8, 5] * 3]
+
+
+def read_corpus(path: Path, source: str = "de", target: str = "en") -> None:
+    (path.parent / "train.en").write_text("a\n" * 5)
+    format = "text" if path.suffix == ".de" else path.suffix.removeprefix(".")
+    data = DataConfig(format, str(path.parent), source=source, target=target, cache=str(path.parent / "cache"))
+    for pair in load_pairs(data, "train").to_pylist():
+        assert all(isinstance(pair[side], str) for side in ("source", "target"))
+
+
+def read_gold(path: Path) -> None:
+    for gold, source, target in zip(read_gold_links(path, 0, *WORDS), *WORDS, strict=True):
+        assert gold.sure <= gold.possible
+        assert all(0 <= s < len(source) and 0 <= t < len(target) for s, t in gold.possible)
+
+
+def read_terms(path: Path) -> None:
+    assert all(word and translation for word, translation in read_dictionary("search.terms", str(path)).items())
+
+
+def read_state(path: Path) -> None:
+    progress = read_progress(path)
+    assert isinstance(progress.corpus, str) and all(type(checkpoint.step) is int for checkpoint in progress.best)
+
+
+# Name of the file: its content, or a pattern of a file of the run, and how it is read.
+READERS: dict[str, tuple[bytes | str, Callable[[Path], None]]] = {
+    "text/train.de": (TEXT, read_corpus),
+    "numbered/train.tsv": (TABLE, lambda path: read_corpus(path, "2", "1")),
+    "named/train.tsv": (b"en\tde\tid\n" + TABLE, read_corpus),
+    "json/train.jsonl": (OBJECTS, read_corpus),
+    "gold": (GOLD, read_gold),
+    "terms": ("Hund\tdog\r\nKatze\tthe cat\nä\tb\tc\n".encode() * 3, read_terms),
+    "state.json": ("checkpoints/*/state.json", read_state),
 }
 
 
-def reference_split_lines(content: bytes) -> list[bytes]:
-    *lines, last = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    return [line.removesuffix(b"\r") for line in lines] + ([last] if last else [])
-
-
-def reference_read(kind: str, contents: list[bytes], sides: tuple[str, str]) -> dict[int, Any] | None:
-    """Return the pair of each line by its number, None for a damaged line, or None for a file that is rejected."""
-    lines = [reference_split_lines(content) for content in contents]
-    pairs: dict[int, Any] = {}
-    header = lines[0][0].decode(errors="replace").split("\t") if lines[0] else []
-    columns = sides
-    if kind == "named":
-        if not set(sides) <= set(header):
-            return None
-        columns = str(header.index(sides[0]) + 1), str(header.index(sides[1]) + 1)
-        del lines[0][0]
-    if len({len(side) for side in lines}) > 1:
-        return None
-    for number, line in enumerate(zip(*lines, strict=True), 2 if kind == "named" else 1):
+@pytest.mark.parametrize("name", READERS)
+def test_damaged_file_is_valid_or_rejected_in_one_line(name: str, home: Path, tmp_path: Path) -> None:
+    content, read = READERS[name]
+    if isinstance(content, str):
+        content = next((home / "runs" / "mine").glob(content)).read_bytes()
+    path, outcomes = tmp_path / name, Counter[bool]()
+    path.parent.mkdir(exist_ok=True)
+    for seed in range(150):
+        path.write_bytes(damage(content, seed))
         try:
-            texts: list[Any] = [part.decode() for part in line]
-            if kind == "jsonl" and not texts[0].strip():
-                continue
-            if kind == "jsonl":
-                record = json.loads(texts[0])
-                texts = [record[side] for side in sides]
-            elif kind != "text":
-                cells = texts[0].split("\t")
-                if len(cells) > len(header):
-                    raise ValueError
-                texts = [cells[int(column) - 1] for column in columns]
-            for text in texts:
-                text.encode()  # fails for other types and for half a surrogate pair
-            pairs[number] = tuple(texts)
-        except (ValueError, LookupError, TypeError, AttributeError):
-            pairs[number] = None
-    return pairs
+            read(path)
+            outcomes[True] += 1
+        except UserError as error:
+            assert str(path.parent) in str(error) and str(error).isprintable() and len(str(error)) < 1000
+            outcomes[False] += 1
+    assert min(outcomes[True], outcomes[False]) > 2, outcomes
 
 
-def read(format: str, *arguments: Any) -> list[LinePair | BadLine]:
+def read_lines(format: str, *arguments: Any) -> list[LinePair | BadLine]:
     """Return the results of a reader in the order of the lines."""
     results: list[LinePair | BadLine] = []
     for item in LINE_READERS[format](*arguments):
@@ -170,32 +164,6 @@ def read(format: str, *arguments: Any) -> list[LinePair | BadLine]:
         else:
             results += [LinePair(row["line"], row["source"], row["target"]) for row in item.to_pylist()]
     return sorted(results, key=lambda line: line.number)
-
-
-@pytest.mark.parametrize("kind", CORPORA)
-def test_load_pairs_rejects_damaged_lines(kind: str, folder: Path) -> None:
-    format, files, sides = CORPORA[kind]
-    corpus = folder / kind
-    corpus.mkdir()
-    settings = {
-        "format": format,
-        "path": str(corpus),
-        "source": sides[0],
-        "target": sides[1],
-        "cache": str(folder / "cache"),
-    }
-    for seed in range(60):
-        contents = [damage(content, seed + i) for i, content in enumerate(files.values())]
-        for name, content in zip(files, contents, strict=True):
-            (corpus / name).write_bytes(content)
-        expected = reference_read(kind, contents, sides) or {}
-        good = {number: pair for number, pair in expected.items() if pair}
-        try:
-            pairs = load_pairs(DataConfig(**settings), "train")
-            assert [(row["source"], row["target"]) for row in pairs.to_pylist()] == list(expected.values())
-        except UserError as error:
-            if first := min(expected.keys() - good.keys(), default=None):
-                assert re.match(rf"{re.escape(str(corpus))}/train\.\w+:{first}: .*; fix the line", str(error))
 
 
 @pytest.mark.parametrize("format", ["text", "tsv", "jsonl"])
@@ -216,21 +184,7 @@ def test_readers_return_written_texts(
         end = "\r\n" if crlf else "\n"
         path.write_bytes(b"\xef\xbb\xbf" + "".join(line + end for line in lines).encode())
     names = {"text": (), "tsv": ("1", "2"), "jsonl": ("x.a", "b")}[format]
-    assert read(format, *paths, *names) == [LinePair(n, *pair) for n, pair in enumerate(pairs, 1)]
-
-
-@fuzz
-@given(names=st.lists(any_line, min_size=1, max_size=30, unique=True))
-def test_reader_errors_are_short_printable_lines(folder: Path, names: list[str]) -> None:
-    path = folder / "names"
-    path.write_text(json.dumps(dict.fromkeys(names, 1)), encoding="utf-8")
-    [bad] = LINE_READERS["jsonl"](path, "no such", "key")
-    assert isinstance(bad, BadLine)
-    path.write_bytes("\t".join(names).encode() + b"\n")
-    with pytest.raises(UserError) as error:
-        list(LINE_READERS["tsv"](path, "no such", "key"))
-    for message in (bad.reason, str(error.value)):
-        assert message.isprintable() and len(message) < 25 * (MAX_VALUE_CHARS + 5) + len(str(path)) + 200
+    assert read_lines(format, *paths, *names) == [LinePair(n, *pair) for n, pair in enumerate(pairs, 1)]
 
 
 # ----------------------------------------------------------------------------------------------------------- tokenizer
@@ -336,11 +290,8 @@ def check_translation(translation: Translation) -> None:
     assert not set("\n\r") & set(translation.text)
     record = translation.record
     assert json.loads(record.to_json())["target_pieces"] == translation.target_pieces
-    check_links(record, record.links(), len(record.source_words), len(record.target_words))
-
-
-def check_links(record: Record, links: list[Link], source: int, target: int) -> None:
-    assert parse_gold_links(format_pharaoh(links), 0, source, target).sure == set(links)
+    links, sizes = record.links(), (len(record.source_words), len(record.target_words))
+    assert parse_gold_links(format_pharaoh(links), 0, *sizes).sure == set(links)
 
 
 @pytest.mark.parametrize("name", SEARCHES)
@@ -364,160 +315,65 @@ def test_translate_returns_valid_translation_per_line(
     assert all(map(math.isfinite, model.score(lines, [n_best[0].text for n_best in n_best_lists])))
 
 
-def run_command(command: Callable[[], None], folder: Path, *arguments: str) -> None:
-    """Run a command in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("HYDRA_FULL_ERROR", "0")  # commands set it; monkeypatch restores it afterwards
-        patch.setattr(sys, "argv", ["nmt", "device=cpu", *arguments])
-        command()
-
-
-def test_translate_command_with_random_bytes(home: Path, tmp_path: Path) -> None:
-    lines, prefixes = make_random_lines(1, 100), [line[:20] for line in make_random_lines(2, 100)]
-    (tmp_path / "in").write_bytes(b"\n".join([*lines, b""]))
-    (tmp_path / "prefix").write_bytes(b"\n".join([*prefixes, b""]))
-    common = (f"checkpoint={home}/runs/mine", "input=in", "search.max_length=80")
-    n_best = ("search.beam=2", "search.n_best=2", "alignments=links")
-    run_command(translate, tmp_path, *common, "output=out", *n_best)
-    with_prefix = ("prefix=prefix", "search.beam=1", "format=jsonl")
-    run_command(translate, tmp_path, *common, "output=out.jsonl", *with_prefix)
-    texts = (tmp_path / "out").read_bytes().decode().split("\n")
+def test_commands_with_random_bytes(home: Path, tmp_path: Path) -> None:
+    rng = random.Random(1)
+    texts = [line.encode()[:80] for line in ODD_LINES]
+    lines = [
+        rng.choice([rng.randbytes(40), damage(rng.choice(texts), seed)]).replace(b"\n", b"") for seed in range(100)
+    ]
+    for name, side in (("in", lines), ("other", [line[:20] for line in lines[::-1]])):
+        (tmp_path / name).write_bytes(b"\n".join([*side, b""]))
+    model = (f"checkpoint={home}/runs/mine", "device=cpu")
+    n_best = ("input=in", "output=out", "alignments=links", "search.beam=2", "search.n_best=2", "search.max_length=60")
+    run_ok("translate", *model, *n_best, folder=tmp_path)
+    texts_out = (tmp_path / "out").read_bytes().decode().split("\n")
     links = (tmp_path / "links").read_text().split("\n")
-    assert len(texts) == len(links) == 2 * len(lines) + 1 and not any("\r" in text for text in texts)
-    for text, line in zip(texts, links, strict=True):
+    assert len(texts_out) == len(links) == 2 * len(lines) + 1 and not any("\r" in text for text in texts_out)
+    for text, line in zip(texts_out, links, strict=True):
         parse_gold_links(line, 0, 10**6, len([word for word in text.split(" ") if word]))
+    with_prefix = ("input=in", "output=out.jsonl", "prefix=other", "search.beam=1", "format=jsonl")
+    run_ok("translate", *model, *with_prefix, "search.max_length=60", folder=tmp_path)
     rows = [json.loads(row) for row in (tmp_path / "out.jsonl").read_text(encoding="utf-8").split("\n")[:-1]]
-    sources = reference_split_lines((tmp_path / "in").read_bytes())
-    assert [row["source"] for row in rows] == [line.decode(errors="replace") for line in sources]
-    assert all(len(row["translations"]) == 1 for row in rows)
-
-
-# ----------------------------------------------------------------------------------------------------------- alignment
-@settings(fuzz, max_examples=30)
-@given(pairs=st.lists(st.tuples(word_lists, word_lists), max_size=4), threshold=st.sampled_from([None, 0.1]))
-def test_align_links_given_words(
-    models: dict[str, nmt.Model], pairs: list[tuple[list[str], list[str]]], threshold: float | None
-) -> None:
-    sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
-    records = models["greedy"].translator.align(sources, targets)
-    for record, source, target in zip(records, sources, targets, strict=True):
-        assert (record.source_words, record.target_words) == (source, target) and math.isfinite(record.score)
-        check_links(record, record.links(LinksConfig(threshold=threshold)), len(source), len(target))
-
-
-def test_align_command_with_random_bytes(home: Path, tmp_path: Path) -> None:
-    sides = [make_random_lines(seed, 200) for seed in (3, 4)]
-    for name, lines in zip(SIDES, sides, strict=True):
-        (tmp_path / name).write_bytes(b"\n".join([*lines, b""]))
-    arguments = ("source=de", "target=en", "output=out")
-    run_command(align, tmp_path, f"checkpoint={home}/runs/mine", *arguments)
-    links = (tmp_path / "out").read_text().split("\n")
-    assert len(links) == 201 and sum(map(bool, links)) > 50
-    texts = [reference_split_lines((tmp_path / name).read_bytes()) for name in SIDES]
-    for line, source, target in zip(links[:-1], *texts, strict=True):
-        parse_gold_links(line, 0, *(len(segment_words(side.decode(errors="replace"))) for side in (source, target)))
-
-
-# ---------------------------------------------------------------------------------------------------------------- gold
-GOLD = b"0-0 1p1\r\n\n1?0\t2-1 0-0\n0-1\n" * 3
-WORDS = [["x"] * count for count in [7, 0, 9, 5] * 3], [["y"] * count for count in [6, 1, 8, 5] * 3]
-
-
-def test_damaged_gold_links_are_in_range_or_rejected(folder: Path) -> None:
-    path, outcomes = folder / "gold", Counter[bool]()
-    for seed in range(400):
-        path.write_bytes(damage(GOLD, seed))
-        lines = reference_split_lines(path.read_bytes())
-        try:
-            links = read_gold_links(path, 0, *WORDS)
-        except UserError as error:
-            assert str(error).isprintable() and len(str(error)) < len(str(path)) + 200
-            if not str(error).startswith(f"{path} has {len(lines)} lines for {len(WORDS[0])} pairs"):
-                number = int(str(error).removeprefix(f"{path}:").partition(":")[0])
-                with pytest.raises(ValueError):
-                    parse_gold_links(lines[number - 1].decode(), 0, *(len(side[number - 1]) for side in WORDS))
-            outcomes[False] += 1
-            continue
-        for gold, source, target in zip(links, *WORDS, strict=True):
-            assert gold.sure <= gold.possible
-            assert all(0 <= s < len(source) and 0 <= t < len(target) for s, t in gold.possible)
-        outcomes[True] += 1
-    assert min(outcomes.values()) > 20
+    assert len(rows) == len(lines) and all(len(row["translations"]) == 1 for row in rows)
+    run_ok("align", *model, "source=in", "target=other", "output=aligned", folder=tmp_path)
+    aligned = (tmp_path / "aligned").read_text().split("\n")
+    assert len(aligned) == len(lines) + 1 and sum(map(bool, aligned)) > 25
 
 
 # ------------------------------------------------------------------------------------------------------- files of runs
-def test_damaged_dictionary_is_read_or_rejected(folder: Path) -> None:
-    path, outcomes = folder / "dictionary", Counter[bool]()
-    for seed in range(300):
-        path.write_bytes(damage("Hund\tdog\r\nKatze\tthe cat\nä\tb\tc\n".encode() * 3, seed))
-        lines = [line.decode(errors="replace") for line in reference_split_lines(path.read_bytes())]
-        try:
-            dictionary = read_dictionary("search.terms", str(path))
-        except UserError as error:
-            number = int(str(error).removeprefix(f"{path}:").partition(":")[0])
-            assert not re.fullmatch("(?s)[^\t]+\t.+", lines[number - 1])
-            outcomes[False] += 1
-            continue
-        assert dictionary == dict(line.split("\t", 1) for line in lines)
-        outcomes[True] += 1
-    assert min(outcomes.values()) > 20
-
-
-def read_weights(run: Path) -> dict[str, bytes]:
-    return {name: tensor.numpy().tobytes() for name, tensor in load_model(str(run)).model.state_dict().items()}
-
-
 def test_damaged_run_is_rejected_or_unchanged(home: Path, tmp_path: Path) -> None:
+    """No damage changes the weights, or the checkpoint that training continues from, without an error."""
+
+    def read_weights(run: Path) -> dict[str, bytes]:
+        return {name: tensor.numpy().tobytes() for name, tensor in load_model(str(run)).model.state_dict().items()}
+
     run = tmp_path / "run"
     shutil.copytree(home / "runs" / "mine", run, ignore=shutil.ignore_patterns("eval"))
-    names = ("config.yaml", "tokenizer.model", "checkpoints/*/manifest.json", "checkpoints/best", "checkpoints/last")
-    expected = {tuple(read_weights(step).items()) for step in (run / "checkpoints").glob("step_*")}
+    steps = [*(run / "checkpoints").glob("step_*")]
+    weights = [read_weights(step) for step in steps]
     outcomes = Counter[bool]()
-    for pattern in names:
-        for path in run.glob(pattern):
-            content = path.read_bytes()
-            for seed in range(8):
-                path.write_bytes(damage(content, seed))
-                try:
-                    assert tuple(read_weights(run).items()) in expected
-                    outcomes[True] += 1
-                except UserError as error:
-                    assert str(run) in str(error)
-                    outcomes[False] += 1
-            path.write_bytes(content)
+    files = [run / "config.yaml", run / "tokenizer.model", *run.glob("checkpoints/*"), *steps[0].iterdir()]
+    for path in filter(Path.is_file, files):
+        content = path.read_bytes()
+        for seed in range(8):
+            path.write_bytes(damage(content, seed))
+            try:
+                assert read_weights(run) in weights and find_last_intact_checkpoint(run) in steps
+                outcomes[True] += 1
+            except UserError as error:
+                assert str(run) in str(error)
+                outcomes[False] += 1
+        path.write_bytes(content)
     assert min(outcomes.values()) > 5
-
-
-def test_damaged_state_is_rejected_or_well_typed(home: Path, tmp_path: Path) -> None:
-    [state, *_] = (home / "runs" / "mine").glob("checkpoints/*/state.json")
-    path, outcomes = tmp_path / "state.json", Counter[bool]()
-    for seed in range(400):
-        path.write_bytes(damage(state.read_bytes(), seed))
-        try:
-            progress = read_progress(path)
-        except UserError as error:
-            assert str(error).startswith(f"{path} is damaged or from another version")
-            outcomes[False] += 1
-            continue
-        assert isinstance(progress.corpus, str) and all(type(checkpoint.step) is int for checkpoint in progress.best)
-        outcomes[True] += 1
-    assert min(outcomes.values()) > 20
 
 
 VALUES = ("null", "[]", "[1, x]", "{}", "{a: 1}", "x", "''", "-1", "0", "1e400", ".nan", "true", "???", "0x" + "f" * 99)
 HOSTILE_CONFIGS = {
     "long integer": "seed: " + "9" * 10**6,
-    "sexagesimal float": "seed: 1" + ":1" * 10**5 + ".5",
     "huge exponent": "train:\n  max_steps: 1e" + "9" * 10**5,
     "nested interpolations": "name: '" + "${a:" * 10**4 + "'",
-    "deep nesting": "".join(" " * i + "a:\n" for i in range(1000)),
-    "nested lists": "- " * 10**5,
     "long key": "? " + "x" * 10**6,
-    "Python object": "name: !!python/object/apply:os.getcwd []",
-    "long list": "x: [" + "1," * 50_000 + "]",
     "many keys": "".join(f"k{i}: 1\n" for i in range(8_000)),
-    "escaped interpolation": 'name: "\\x24{oc.env:HOME}"',
 }
 
 
@@ -581,24 +437,3 @@ def test_report_elements_do_not_depend_on_text(rows: list[tuple[str, str, Transl
         record = translation.record
         assert (pair["reference"], pair["source"]) == (reference, restore_unknown_words(source, record.source_words))
         assert pair["translation"] == restore_unknown_words(translation.text, record.target_words)
-
-
-@fuzz
-@given(originals=st.lists(translations(), max_size=4))
-def test_alignment_files_round_trip(originals: list[Translation]) -> None:
-    """JSON keeps all but infinity and NaN."""
-    records = [translation.record for translation in originals]
-    *json_lines, json_end = write_alignments("x.jsonl", records).decode().split("\n")
-    *link_lines, links_end = write_alignments("x", records).decode().split("\n")
-    assert json_end == links_end == "" and len(json_lines) == len(link_lines) == len(records)
-    for record, json_line, link_line in zip(records, json_lines, link_lines, strict=True):
-        fields = json.loads(json_line)
-        for name in ("source_pieces", "target_pieces", "source_words", "target_words"):
-            assert fields[name] == getattr(record, name)
-        assert fields["score"] == (record.score if math.isfinite(record.score) else None)
-        if record.weights is not None:
-            actual = np.array(fields["weights"], dtype=float)
-            expected = np.where(np.isfinite(record.weights), record.weights, np.nan)
-            assert np.array_equal(actual, expected, equal_nan=True)
-        links = parse_gold_links(link_line, 0, len(record.source_words), len(record.target_words)).sure
-        assert links == set(record.links())
