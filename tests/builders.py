@@ -529,7 +529,6 @@ def load_last_weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 Pair = tuple[str, str]
-STREAM_WORDS = ["ab", "cd", "ef", "gh", "abcd"]
 SCHEDULE = {"max_steps": 9, "validate_every": 9}
 
 
@@ -537,7 +536,8 @@ def make_random_pairs(count: int, seed: int = 0) -> list[Pair]:
     """Return random pairs that are all different."""
     rng = random.Random(seed)
     sources, targets = (
-        [" ".join(rng.choices(STREAM_WORDS, k=rng.randint(1, 9))) for _ in range(count)] for _ in range(2)
+        [" ".join(rng.choices(["ab", "cd", "ef", "gh", "abcd"], k=rng.randint(1, 9))) for _ in range(count)]
+        for _ in range(2)
     )
     texts = enumerate(zip(sources, targets, strict=True))
     return [(f"{seed} {number} {source}", f"{target} {number}") for number, (source, target) in texts]
@@ -614,18 +614,9 @@ ODD_CHARACTERS = (
     "😀🏽"
 )
 SPECIAL_STRINGS = (
-    "<s>",
-    "</s>",
-    "<pad>",
-    "<unk>",
-    "▁<unk>",
-    "<0x41>",
-    "<0x0A>",
+    *["<s>", "</s>", "<pad>", "<unk>", "▁<unk>", "<0x41>", "<0x0A>", "</script>", "<!--", "0-0"],
     " ⁇ ",
-    "</script>",
-    "<!--",
     "Der Hund ",
-    "0-0",
 )
 ODD_LINES = [
     "Der Hund schläft .",
@@ -658,11 +649,9 @@ HOSTILE = [
     "<!--DATA-->",
     "<!--TITLE-->",
     "\\",
-    "\\u003c",
     "\x00\x1b[31m",
     "${hacked=1}",
     "__proto__",
-    "constructor",
     "مرحبا",
     "👩‍👩‍👧",
     "w" * 300,

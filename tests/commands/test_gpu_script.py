@@ -129,22 +129,3 @@ def test_failing_check_does_not_stop_others(tmp_path: Path, monkeypatch: pytest.
     assert [result["status"] for result in results] == ["ok", "error", "failed", late, late]
     assert "| raises | error | RuntimeError: a / b |" in (tmp_path / "table.md").read_text(encoding="utf-8")
     assert "in fail_after_result" in (tmp_path / "errors.txt").read_text(encoding="utf-8")
-
-
-def test_started_python_runs_in_scratch_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import checks
-
-    (tmp_path / "scratch").mkdir()
-    setting = checks.Setting(torch.device("cpu"), True, "", tmp_path, tmp_path / "scratch")
-    for code in (0, 3):
-        program = f"import os, sys; print(os.getcwd(), os.environ['XDG_CACHE_HOME']); sys.exit({code})"
-        with checks.start_python(setting, "-c", program) as process:
-            if code:
-                with pytest.raises(RuntimeError, match=f"exit code 3; {tmp_path}/scratch {tmp_path}/scratch/cache"):
-                    checks.wait_for_exit(process, setting)
-            else:
-                checks.wait_for_exit(process, setting)
-    with checks.start_python(setting, "-c", "import time; time.sleep(100)") as process:
-        pass
-    assert process.returncode == -9

