@@ -12,13 +12,14 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 from tqdm import tqdm
 
 from nmt.aligner.aligner import LINK_THRESHOLD, MAX_CELLS, Aligner, align_sentences, find_links, train_aligner
 from nmt.aligner.storage import ALIGNER_FILE, is_aligner, load_aligner, save_aligner
+from nmt.api import open_translator
 from nmt.config import AlignRun, SearchConfig, TrainRun
 from nmt.config.data import is_opposite_direction
 from nmt.data.corpus import get_gold_links, iter_column, load_pairs
@@ -28,9 +29,9 @@ from nmt.decoding.alignment import Record, choose_alignment_format
 from nmt.decoding.translator import Translator
 from nmt.errors import UserError
 from nmt.evaluation.metrics import LinkCounts
-from nmt.runs.checkpoint import load_model
+from nmt.runs.checkpoint import find_checkpoint, load_config
 from nmt.system.cli import main
-from nmt.system.device import choose_device, choose_precision, prepare_model
+from nmt.system.device import choose_device
 from nmt.system.logging import log, log_to_stderr
 from nmt.system.messages import format_first_lines, pluralize
 from nmt.system.text import (
@@ -44,7 +45,6 @@ from nmt.system.text import (
 )
 from nmt.system.torchrun import check_single_process
 
-MAX_LENGTH = 1000  # pieces on either side, with </s>; longer pairs get no links
 AlignedPair = tuple[Record, list[Link], Iterable[Link]]  # links of its words, and of the words that gold links count
 
 
@@ -129,13 +129,12 @@ def load_translator(path: str, command: AlignRun, device: torch.device) -> tuple
     Raises:
         UserError: the model has no attention.
     """
-    model, tokenizer, run, *_ = load_model(path)
-    if run.model.attention.score == "none":
+    translator = open_translator([path], device, command.precision, 1, SearchConfig())
+    if not translator.model.attends:
         raise UserError(
             f"{path} was trained with model.attention.score=none, so it cannot align; use a model with attention"
         )
-    prepare_model(model, choose_precision(command.precision, device), device)
-    return Translator(model, tokenizer, SearchConfig(), device), run
+    return translator, load_config(find_checkpoint(path)[0])
 
 
 def read_pairs(command: AlignRun, run: TrainRun) -> tuple[Sentences, Sentences, list[GoldLinks] | None]:
@@ -175,14 +174,13 @@ def iter_pairs_of_models(
     segment: whether words of scripts without spaces are segmented further.
     """
     symmetrize = SYMMETRIZATIONS[command.symmetrize or "grow_diag_final_and"]
-    progress = command.output != STDOUT_PATH
     for start in range(0, len(sources), MAX_CHUNK_LINES):
         chunk = sources[start : start + MAX_CHUNK_LINES], targets[start : start + MAX_CHUNK_LINES]
-        settings = MAX_LENGTH, start + 1, progress, segment
-        records = forward.align(chunk[0], chunk[1], *settings)
+        settings: Any = {"first_line": start + 1, "progress": command.output != STDOUT_PATH, "segment": segment}
+        records = forward.align(chunk[0], chunk[1], **settings)
         reverse_records: Sequence[Record | None] = [None] * len(records)
         if backward:
-            reverse_records = backward.align(chunk[1], chunk[0], *settings)
+            reverse_records = backward.align(chunk[1], chunk[0], **settings)
         for record, reverse_record in zip(records, reverse_records, strict=True):
             links = record.links(command.links)
             if reverse_record is not None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nmt.config import EvaluateRun
+from nmt.config import SIDES, EvaluateRun
 from nmt.data.corpus import get_gold_links, iter_column, load_pairs
 from nmt.decoding.alignment import restore_unknown_words
 from nmt.decoding.translation import Translation, check_scores, warn_if_truncated
@@ -135,23 +135,19 @@ def check_comparable(command: EvaluateRun, paths: Sequence[str]) -> str:
     Raises:
         UserError: a run is named twice, or sentences differ.
     """
-    texts: dict[Path, tuple[list[str], list[str]]] = {}
-    tokenizers = []
-    for path in paths:
-        folder = find_checkpoint(path)[0].resolve()
-        if folder in texts:
-            raise UserError(f"compare=: {path} is a run that is already listed; list each run once")
-        run = load_config(folder)
-        data = command.data.apply_to(run.data)
-        pairs = load_pairs(data, data.split)
-        texts[folder] = list(iter_column(pairs, "source")), list(iter_column(pairs, "target"))
-        if texts[folder] != next(iter(texts.values())):
+    folders = [find_checkpoint(path)[0].resolve() for path in paths]
+    if len(set(folders)) < len(folders):
+        raise UserError("compare=: list each run once; with a run listed twice, p-values would be wrong")
+    runs = [load_config(folder) for folder in folders]
+    corpora = [command.data.apply_to(run.data) for run in runs]
+    texts = [[list(iter_column(load_pairs(data, data.split), side)) for side in SIDES] for data in corpora]
+    for path, text in zip(paths, texts, strict=True):
+        if text != texts[0]:
             raise UserError(
-                f"compare=: the split {data.split} of {path} has different text from that of {paths[0]}; "
-                "set data.* to text that fits all models, which must have the same direction"
+                f"compare=: {path} and {paths[0]} have different text; set data.* to text that fits all models, which "
+                "must have the same direction"
             )
-        tokenizers.append(command.bleu_tokenizer or run.bleu_tokenizer)
-    return choose_bleu_tokenizer(tokenizers[0], texts[folder][1])
+    return choose_bleu_tokenizer(command.bleu_tokenizer or runs[0].bleu_tokenizer, texts[0][1])
 
 
 def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
