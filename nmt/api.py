@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +107,6 @@ def load(
         UserError: a model does not exist or is damaged, models have different vocabularies or opposite directions, or a
             setting is invalid.
     """
-    known = {item.name for item in fields(SearchConfig)}
-    if unknown := sorted(search.keys() - known):
-        raise UserError(f"search.{unknown[0]} does not exist; available are {', '.join(sorted(known))}")
     paths = [*map(str, checkpoint if isinstance(checkpoint, list | tuple) else [checkpoint])]
     settings = {"checkpoint": paths, "device": device, "precision": precision, "average": average, "search": search}
     command: TranslateRun = build_settings(TranslateRun, settings)  # validates them

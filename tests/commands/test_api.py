@@ -160,7 +160,7 @@ def test_out_of_memory_halves_batch(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"beem": 3}, "search.beem does not exist; available are batch_tokens, .*beam"),
+        ({"beem": 3}, "search.beem: Key 'beem' not in 'SearchConfig'"),
         ({"precision": "bf17"}, "precision=bf17 is not one of"),
         ({"average": 0}, "average=0 must be"),
         ({"beam": 0}, "search.beam=0"),
