@@ -5,10 +5,9 @@ import os
 import random
 import shutil
 import signal
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -58,27 +57,14 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["NMT_PRECISION"] = config.getoption("precision")
 
 
-def count_skips(config: pytest.Config) -> Counter[str]:
-    """Return how many tests were skipped for each reason."""
-    reports = config.pluginmanager.get_plugin("terminalreporter").stats.get("skipped", [])
-    return Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
-
-
-def list_missing(config: pytest.Config) -> list[str]:
-    """Return the reasons of skipped tests that `--complete` does not accept."""
-    return [reason for reason in count_skips(config) if not reason.startswith(EXPECTED_SKIPS)]
-
-
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    for reason, count in count_skips(config).most_common():
-        terminalreporter.write_line(f"{count} skipped: {reason}")
-    if config.getoption("complete") and list_missing(config):
-        terminalreporter.write_line("--complete does not accept: " + "; ".join(list_missing(config)), red=True)
-
-
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    is_worker = hasattr(session.config, "workerinput")
-    if session.config.getoption("complete") and not is_worker and list_missing(session.config):
+    """With `--complete`, fail if a test was skipped for a reason that is not expected."""
+    if not session.config.getoption("complete") or hasattr(session.config, "workerinput"):
+        return
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    reasons = {report.longrepr[2].removeprefix("Skipped: ") for report in reporter.stats.get("skipped", [])}
+    if missing := sorted(reason for reason in reasons if not reason.startswith(EXPECTED_SKIPS)):
+        reporter.write_line("\n--complete does not accept: " + "; ".join(missing), red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
