@@ -93,23 +93,6 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
         remove_path(old)
 
 
-@contextmanager
-def replacing_files(folder: Path, mark: str, *patterns: str) -> Iterator[Path]:
-    """Yield a new folder to fill, whose files then replace the files in `folder` that match `patterns`.
-
-    This takes several steps. The file `mark` is removed first and replaced last, so that all files belong together if
-    it exists.
-    """
-    with with_filename(folder), temporary_sibling(folder) as new:
-        new.mkdir()
-        yield new
-        remove_path(folder / mark)
-        for old in [path for pattern in patterns for path in folder.glob(pattern)]:
-            remove_path(old)
-        for path in sorted(new.iterdir(), key=lambda path: (path.name == mark, path.name)):
-            path.replace(folder / path.name)
-
-
 def remove_path(path: Path) -> None:
     """Remove a file, a folder with its contents, or a symbolic link without its target."""
     if path.is_dir() and not path.is_symlink():
