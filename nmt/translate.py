@@ -23,7 +23,6 @@ from nmt.errors import UserError
 from nmt.system.cli import main
 from nmt.system.distributed import local_rank0_first, process_group, rank0_path, world_size
 from nmt.system.logging import log, log_to_stderr
-from nmt.system.signals import held_signals
 from nmt.system.text import (
     STDIN_PATH,
     STDOUT_PATH,
@@ -99,14 +98,13 @@ def translate_lines(command: TranslateRun, translator: Translator, source: TextI
             best = [options[0] for options in results]
             check_scores(best, first_line)
             warn_if_truncated(best, command.search, first_line)
-            with held_signals():
-                texts = [format_line(line, options, command) for line, options in zip(lines, results, strict=True)]
-                write_utf8(text_file, "".join(texts))
-                if command.alignments is not None:
-                    for options in results:
-                        padding = [Translation("", score=float("-inf"))] * (command.search.n_best - len(options))
-                        for record in (option.record for option in options + padding):
-                            write_utf8(links_file, format_record(record, record.links(command.links)) + "\n")
+            texts = [format_line(line, options, command) for line, options in zip(lines, results, strict=True)]
+            write_utf8(text_file, "".join(texts))
+            if command.alignments is not None:
+                for options in results:
+                    padding = [Translation("", score=float("-inf"))] * (command.search.n_best - len(options))
+                    for record in (option.record for option in options + padding):
+                        write_utf8(links_file, format_record(record, record.links(command.links)) + "\n")
             first_line += len(lines)
 
 

@@ -21,7 +21,6 @@ from nmt.config import PAD, SearchConfig
 from nmt.data.batch import SHAPE_MULTIPLE
 from nmt.decoding.beams import (
     ActiveBatch,
-    Beams,
     Hypothesis,
     SearchInputs,
     finalize_hypotheses,
@@ -34,8 +33,6 @@ from nmt.model.parts import resize_last, select_rows
 
 LENGTH_MULTIPLE = 16  # on a GPU, lengths are padded to a multiple of this number of positions
 REFILL_DIVISOR = 16  # refill a batch when 1 / REFILL_DIVISOR of it is done; every refill copies tensors
-
-StepFn = Callable[..., tuple[Any, Beams, Tensor, Tensor]]
 
 
 class Literals(NamedTuple):
@@ -77,7 +74,10 @@ def search_translations(
     count_done = AsyncCounter(delayed=device.type == "cuda")
     batch = waiting.take(batch_size)
     most_steps = 1  # of all sentences in the batch
-    with graph_step(model, config) as step:
+    graphed_step: AbstractContextManager[Callable[..., Any]] = nullcontext(partial(advance, model, config))
+    if isinstance(model, GraphedModel):
+        graphed_step = model.graphed(advance, replace(config, seed=1, batch_tokens=None))  # without what a step ignores
+    with graphed_step as step:
         while True:
             most_steps += 1
             batch = batch.make_room(most_steps)
@@ -126,13 +126,6 @@ def return_hypotheses(
     if len(rows_B):
         yield from finalize_hypotheses(batch.select(rows_B), config)
         batch.sentence_B[rows_B] = -1
-
-
-def graph_step(model: SearchModel, config: SearchConfig) -> AbstractContextManager[StepFn]:
-    """Return a context with `advance` for this model and these settings: for a `GraphedModel` as CUDA graphs."""
-    if not isinstance(model, GraphedModel):
-        return nullcontext(partial(advance, model, config))
-    return model.lend_graphs(advance, replace(config, seed=1, batch_tokens=None))  # without what a step ignores
 
 
 def encode_sentences(

@@ -126,25 +126,20 @@ class Translator:
         lengths = [len(part.ids) for part in parts]
         return self.run_in_batches(lengths, config.width, translate_batch, progress, BATCHES_PER_SEARCH)
 
-    def prepare_lines(self, lines: Sequence[str], prefixes: Sequence[str], first_line: int) -> list[PreparedLine]:
-        """Return the lines as they are to be translated, with the prefixes of their translations."""
-        prepared_lines = [self.preparer.prepare(*pair) for pair in zip(lines, prefixes, strict=True)]
-        left_out = [number for number, line in enumerate(prepared_lines, first_line) if line.left_out]
-        if left_out:
-            log.warning(
-                f"{pluralize(len(left_out), 'line')} with more than tokenizer.literals={len(self.preparer.pieces)} "
-                f"numbers, addresses, tags or terms; the last of them are translated like other text "
-                f"({format_first_lines(left_out)})"
-            )
-        return prepared_lines
-
     def split_lines(self, lines: Sequence[str], prefixes: Sequence[str] | None, first_line: int) -> list[LinePart]:
         """Return the parts to translate: none for an empty line, several for a line that is too long.
 
         Args:
             first_line: number, in messages, of the line with index 0.
         """
-        prepared_lines = self.prepare_lines(lines, [""] * len(lines) if prefixes is None else prefixes, first_line)
+        prefixes = [""] * len(lines) if prefixes is None else prefixes
+        prepared_lines = [self.preparer.prepare(*pair) for pair in zip(lines, prefixes, strict=True)]
+        if left_out := [number for number, line in enumerate(prepared_lines, first_line) if line.left_out]:
+            log.warning(
+                f"{pluralize(len(left_out), 'line')} with more than tokenizer.literals={len(self.preparer.pieces)} "
+                f"numbers, addresses, tags or terms; the last of them are translated like other text "
+                f"({format_first_lines(left_out)})"
+            )
         ids_of_prefixes = self.tokenizer.target.encode([line.prefix for line in prepared_lines])
         ids_of_lines = self.tokenizer.source.encode([line.text for line in prepared_lines])
         limit = self.config.max_source

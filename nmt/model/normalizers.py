@@ -4,15 +4,11 @@ The sparse ones are alpha-entmax with alpha = 2 (sparsemax) and 1.5, and give ma
 is found exactly, by sorting. Their gradients are written out, since they depend only on the nonzero weights.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-
-
-def softmax(scores: Tensor) -> Tensor:
-    """exp(z) / sum exp(z)."""
-    return torch.softmax(scores, dim=-1)
 
 
 def sort_descending(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,7 +69,7 @@ class _Entmax15(torch.autograd.Function):
 
 
 NORMALIZER_FNS = {
-    "softmax": softmax,
+    "softmax": partial(torch.softmax, dim=-1),
     "sparsemax": _Sparsemax.apply,
     "entmax15": _Entmax15.apply,
 }

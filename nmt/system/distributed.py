@@ -5,11 +5,11 @@ process may do, such as writing files.
 """
 
 import contextlib
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -23,8 +23,7 @@ from nmt.system.torchrun import LAUNCH_ENV
 
 T = TypeVar("T")
 GROUP_TIMEOUT = timedelta(days=1)  # to wait for another rank's preparations; a dead rank is noticed immediately
-_group_count = 0  # process groups that this process has joined, one per run of a sweep
-_store: Any = None  # torchrun's store, which survives restarts of the processes
+GROUP_NUMBERS = itertools.count()  # of the process groups that this process joins, one per run of a sweep
 _joined = False  # whether nmt joined the group; a program that imports nmt may use torch.distributed itself
 
 
@@ -46,37 +45,17 @@ def process_group(name: str) -> Iterator[torch.device]:
         torch.cuda.set_device(device)
     log.info(f"joining {LAUNCH_ENV['WORLD_SIZE']} processes")
     with explained_gloo_errors("the other processes of this job cannot be reached; make sure that all were started"):
-        init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        store, number, count = next(dist.rendezvous("env://"))
+        # A prefix of its own, for the store has addresses of processes before a restart, and of other runs of a sweep.
+        store = dist.PrefixStore(f"{LAUNCH_ENV['TORCHELASTIC_RESTART_COUNT']}.{next(GROUP_NUMBERS)}", store)
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=GROUP_TIMEOUT, world_size=count, rank=number, store=store)
     _joined = True
     try:
         yield device
     finally:
         _joined = False
         dist.destroy_process_group()
-
-
-def init_process_group(backend: str) -> None:
-    """Initialize the process group with a store prefix of its own.
-
-    The store of torchrun still has the addresses of dead processes after a restart, and those of the previous run in a
-    sweep.
-    """
-    global _store, _group_count
-    _group_count += 1
-    _store, number, count = next(dist.rendezvous("env://"))
-    store = dist.PrefixStore(f"attempt {LAUNCH_ENV['TORCHELASTIC_RESTART_COUNT']}.{_group_count}", _store)
-    dist.init_process_group(backend, timeout=GROUP_TIMEOUT, world_size=count, rank=number, store=store)
-
-
-def mark_started(run: Path) -> None:
-    """Record that this job has started a run, for the processes of a restart by torchrun."""
-    if _joined:
-        _store.set(f"begun {run}", "")
-
-
-def was_started(run: Path) -> bool:
-    """Return whether this job started the run before a restart."""
-    return _joined and bool(_store.check([f"begun {run}"]))
 
 
 def rank() -> int:

@@ -5,13 +5,12 @@ environment variables (HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE, HF_HOME) or from `
 imported when an address is used.
 """
 
-import fnmatch
 import importlib.util
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from nmt.errors import UserError, extra_command
 from nmt.system.messages import MAX_ERROR_CHARS
@@ -90,15 +89,11 @@ def upload(folder: Path, address: str, patterns: Sequence[str], message: str) ->
     if revision is not None:
         raise UserError(f"{address}: models are uploaded to the main branch; remove @{revision}")
     with explained_errors(address):
-        from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+        from huggingface_hub import HfApi
 
         api = HfApi(library_name=LIBRARY)
         api.create_repo(repository, exist_ok=True)
-        files = {path.name: path for path in sorted(folder.iterdir())}
-        earlier = [name for name in api.list_repo_files(repository) if name not in files]
-        outdated = [name for name in earlier if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
-        operations: list[Any] = [
-            *(CommitOperationDelete(name) for name in outdated),
-            *(CommitOperationAdd(name, path) for name, path in files.items()),
-        ]
-        return str(api.create_commit(repository, operations, commit_message=message).commit_url)
+        commit = api.upload_folder(
+            repo_id=repository, folder_path=folder, commit_message=message, delete_patterns=list(patterns)
+        )
+        return str(commit.commit_url)

@@ -8,7 +8,7 @@ import pyarrow as pa
 from tqdm import tqdm
 
 from nmt.aligner.aligner import LINK_THRESHOLD, align_sentences, find_links, train_aligner
-from nmt.aligner.lexicon import Vocabulary, normalize_word
+from nmt.aligner.lexicon import normalize_word
 from nmt.config import TrainRun
 from nmt.data.augmentation import Augmenter, Link, PairLinks, find_names
 from nmt.data.cache import cache_folder, get_or_build
@@ -62,9 +62,10 @@ def align_pairs(sources: list[str], targets: list[str]) -> PairLinks:
     aligner = train_aligner(
         [split_tokens(sources[row]) for row in chosen], [split_tokens(targets[row]) for row in chosen]
     )
-    vocabularies = aligner.lexicon.source, aligner.lexicon.target
+    limit = max(MIN_FREQUENT, MAX_FREQUENCY * len(chosen))
     source_frequent, target_frequent = (
-        find_frequent_words(vocabulary, max(MIN_FREQUENT, MAX_FREQUENCY * len(chosen))) for vocabulary in vocabularies
+        {word for word, i in vocabulary.prefix_ids[-1].items() if vocabulary.counts[-1][i] > limit}
+        for vocabulary in (aligner.lexicon.source, aligner.lexicon.target)
     )
 
     def may_be_replaced(source: str, target: str) -> bool:
@@ -90,11 +91,6 @@ def align_pairs(sources: list[str], targets: list[str]) -> PairLinks:
                 links.append([(*spans[0][s], *spans[1][t]) for s, t in single])
             bar.update(len(words[0]))
     return PairLinks.build(links)
-
-
-def find_frequent_words(vocabulary: Vocabulary, limit: float) -> set[str]:
-    """Return the words that occur more often than `limit` times."""
-    return {word for word, i in vocabulary.prefix_ids[-1].items() if vocabulary.counts[-1][i] > limit}
 
 
 def select_single_links(links: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -23,7 +23,6 @@ from nmt.runs.checkpoint import (
 )
 from nmt.runs.folder import find_last_checkpoint, list_run_files
 from nmt.system.device import choose_precision
-from nmt.system.distributed import mark_started, was_started
 from nmt.system.files import remove_path
 from nmt.system.logging import log
 from nmt.system.quoting import quote_setting
@@ -51,33 +50,31 @@ def find_starting_point(run: TrainRun, folder: Path, device: torch.device, given
     Raises:
         UserError: the folder cannot be used, a checkpoint is missing or damaged, or immutable settings have changed.
     """
-    if was_started(folder):  # torchrun has restarted this job after a process died
-        run = dataclasses.replace(run, resume="auto")
     is_resuming = check_run_folder(folder, run)
     run = apply_by_pairs(run, given)
-    origin = None
-    if is_resuming:
-        origin = folder, find_last_intact_checkpoint(folder)
-    elif run.init_from:
-        origin = find_checkpoint(run.init_from)
     precision = choose_precision(run.precision, device)
-    if origin is None:
-        return StartingPoint(dataclasses.replace(run, precision=precision), is_resuming, None, None, None)
-    settings, tokenizer = load_config_and_tokenizer(*origin)
-    if is_resuming and run.precision == "auto":
-        precision = settings.precision
-    run = dataclasses.replace(run, precision=precision)
-    if is_resuming and run.bleu_tokenizer == "auto":
-        run = dataclasses.replace(run, bleu_tokenizer=settings.bleu_tokenizer)
-    if run.init_from:
-        if not is_resuming:
-            check_parent_direction(run, settings)
-        run = inherit_settings(run, settings)
     if is_resuming:
-        check_resumed_settings(run, settings)
-    if run.new_tokenizer and not is_resuming:
-        return StartingPoint(run, is_resuming, origin[1], None, parent_tokenizer=tokenizer)
-    return StartingPoint(run, is_resuming, origin[1], tokenizer, None)
+        checkpoint = find_last_intact_checkpoint(folder)
+        before, tokenizer = load_config_and_tokenizer(folder, checkpoint)
+        if run.precision == "auto":
+            precision = before.precision
+        if run.bleu_tokenizer == "auto":
+            run = dataclasses.replace(run, bleu_tokenizer=before.bleu_tokenizer)
+        run = dataclasses.replace(run, precision=precision)
+        if run.init_from:
+            run = inherit_settings(run, before)
+        check_resumed_settings(run, before)
+        return StartingPoint(run, True, checkpoint, tokenizer, None)
+    run = dataclasses.replace(run, precision=precision)
+    if not run.init_from:
+        return StartingPoint(run, False, None, None, None)
+    parent_folder, checkpoint = find_checkpoint(run.init_from)
+    parent, tokenizer = load_config_and_tokenizer(parent_folder, checkpoint)
+    check_parent_direction(run, parent)
+    run = inherit_settings(run, parent)
+    if run.new_tokenizer:
+        return StartingPoint(run, False, checkpoint, None, parent_tokenizer=tokenizer)
+    return StartingPoint(run, False, checkpoint, tokenizer, None)
 
 
 def check_parent_direction(run: TrainRun, parent: TrainRun) -> None:
@@ -156,7 +153,6 @@ def start_run(
             load_weights(model, start.checkpoint)
         for path in list_run_files(folder):
             remove_path(path)
-    mark_started(folder)
     save_config(folder, start.run)  # the first file, because it identifies the folder as a run
     tokenizer.save(folder)
     return progress

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from nmt.config import TokenizerConfig
 from nmt.data.tokenizer import load_tokenizer, train_tokenizer
 from nmt.runs.folder import find_last_checkpoint
-from nmt.training.vocabulary_transfer import copy_rows, match_pieces, split_into_pieces
+from nmt.training.vocabulary_transfer import match_pieces, split_into_pieces
 
 
 def test_pieces_are_matched_by_text() -> None:
@@ -30,12 +30,6 @@ def test_longest_parts_and_unknown_characters() -> None:
     vocabulary = {"▁ab": 5, "▁a": 6, "b": 7, "c": 8}
     assert split_into_pieces("▁abcb", vocabulary, 3) == [5, 8, 7]
     assert split_into_pieces("▁a猫b", vocabulary, 3) == [6, 7] and split_into_pieces("猫", vocabulary, 3) == []
-
-
-def test_rows_are_means() -> None:
-    child, parent = torch.zeros(3, 2), torch.tensor([[1.0, 2.0], [3.0, 6.0]])
-    copy_rows(child, parent, [[1], [0, 1], []])
-    assert child.tolist() == [[3, 6], [2, 4], [0, 0]]
 
 
 @pytest.mark.parametrize("tie", ["none", "three"])

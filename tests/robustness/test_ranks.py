@@ -3,6 +3,7 @@
 The ranks are forked from a process with all imports done. Tests of torchrun itself are in test_torchrun.py.
 """
 
+import itertools
 import json
 import os
 import re
@@ -11,7 +12,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from builders import (
@@ -24,22 +24,10 @@ from builders import (
     run_ranks_ok,
     write_corpus,
 )
-from safetensors.torch import load_file, save_file
 
-from nmt.config import AttentionConfig, DataConfig, ModelConfig, OptimConfig, TokenizerConfig, TrainConfig, TrainRun
-from nmt.data.batch import Batch
-from nmt.data.batching import Indices, collate
-from nmt.model.seq2seq import Seq2Seq, build_model
-from nmt.system.device import prepare_model
 from nmt.system.distributed import all_gather, process_group, rank
 from nmt.system.torchrun import LAUNCH_ENV
-from nmt.train import read_corpus
 from nmt.training import step as training_step
-from nmt.training.data import TrainingData
-from nmt.training.optim import build_optimizer
-from nmt.training.progress import Progress
-from nmt.training.state import TrainState
-from nmt.training.step import train_step
 
 SETTINGS = (*EXACT_SETTINGS, "data.max_length=30", "train.max_steps=8", "train.validate_every=8")
 
@@ -124,47 +112,24 @@ def test_resume_with_different_number_of_ranks(text: tuple[str, ...], tmp_path: 
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
 
 
-def make_state(text: tuple[str, ...], folder: Path, **train: Any) -> tuple[TrainState, Indices]:
-    """Return the state of a new run in fp64, and the pairs of its first update."""
-    path, cache = (setting.partition("=")[2] for setting in text[1:])
-    run = TrainRun(
-        precision="fp64",
-        data=DataConfig(format="text", path=path, cache=cache),
-        tokenizer=TokenizerConfig(vocab_size=400),
-        model=ModelConfig(embed=8, hidden=16, dropout=0.0, attention=AttentionConfig()),
-        optim=OptimConfig(name="sgd", lr=0.5, clip=None),
-        train=TrainConfig(batch_tokens=400, **train),
-    )
-    encoded, valid, key = read_corpus(run, None)
-    torch.manual_seed(1)
-    model = build_model(run.model, encoded.tokenizer.source.vocab_size, encoded.tokenizer.target.vocab_size)
-    cpu = torch.device("cpu")
-    prepare_model(model, "fp64", cpu, training=True)
-    optimizer = build_optimizer(run.optim, model.parameters())
-    progress = Progress(key)
-    data = TrainingData(run, encoded, valid, progress)
-    return TrainState(run, folder, cpu, model, optimizer, data, progress), data.batches[0]
+def train_with_too_little_memory(*arguments: str) -> None:
+    """Train, but the second rank runs out of memory in its first pass."""
+    backward, calls = training_step.backward, itertools.count()
+
+    def failing_backward(*others: Any) -> Any:
+        if LAUNCH_ENV["RANK"] == 1 and not next(calls):
+            raise MemoryError
+        return backward(*others)
+
+    training_step.backward = failing_backward
+    run_program("train", *arguments)
 
 
-def update_and_save_weights(text: tuple[str, ...], folder: Path, accumulate: int, out_of_memory: bool) -> None:
-    """Make an update as one of the ranks, and save the weights.
-
-    With `out_of_memory`, rank 1 runs out of memory on its last micro-batch.
-    """
-    with process_group("cpu"):
-        state, indices = make_state(text, folder, accumulate=accumulate)
-        backward, calls = training_step.backward, []
-
-        def failing_backward(run: TrainRun, model: Seq2Seq, batch: Batch, *others: Any) -> Any:
-            calls.append(len(batch.source_BS))
-            if out_of_memory and rank() == 1 and len(calls) == accumulate:
-                raise MemoryError
-            return backward(run, model, batch, *others)
-
-        training_step.backward = failing_backward
-        outcome = train_step(state, indices, 10)
-        assert not outcome.failed and sum(calls[-accumulate:]) <= len(indices)
-        save_file(dict(state.model.state_dict()), folder / f"weights.{rank()}")
+def test_rank_that_is_short_of_memory_does_not_change_the_update(text: tuple[str, ...], tmp_path: Path) -> None:
+    run_ranks_ok(1, tmp_path, "train", "name=whole", *text, *SETTINGS)
+    code, output = run_ranks(2, tmp_path, train_with_too_little_memory, "name=short", *text, *SETTINGS)
+    assert code == 0 and output.count("out of memory") == 1, output
+    assert_runs_close(tmp_path / "runs" / "short", tmp_path / "runs" / "whole", 1e-9)
 
 
 def run_in_rank_folder(folder: Path, name: str, *arguments: str) -> None:
@@ -181,36 +146,6 @@ def test_train_rejects_different_text_on_ranks(text: tuple[str, ...], tmp_path: 
     arguments = ("train", "data=text", "data.path=text", *SETTINGS)
     code, output = run_ranks(2, tmp_path, run_in_rank_folder, tmp_path, *arguments)
     assert code == 1 and output.count("error: the processes of this job have different text, or trained different") == 1
-
-
-def reference_update(state: TrainState, shares: list[Indices]) -> dict[str, torch.Tensor]:
-    """Return the weights after a step of SGD on the mean loss over the tokens of all shares."""
-    total, tokens = torch.zeros((), dtype=torch.float64), 0
-    for rows in shares:
-        batch = collate(state.data.pairs, rows)
-        smoothing = state.run.optim.label_smoothing
-        total = total + state.model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, smoothing)[0].smoothed
-        tokens += int(batch.target_length_B.sum())
-    (total / tokens).backward()
-    with torch.no_grad():
-        for parameter in state.model.parameters():
-            parameter -= state.run.optim.lr * parameter.grad
-    return dict(state.model.state_dict())
-
-
-@pytest.mark.parametrize(
-    ("count", "accumulate", "out_of_memory"), [(2, 1, False), (3, 2, False), (2, 1, True), (2, 2, True)]
-)
-def test_update_averages_over_tokens_of_all_ranks(
-    count: int, accumulate: int, out_of_memory: bool, text: tuple[str, ...], tmp_path: Path
-) -> None:
-    code, output = run_ranks(count, tmp_path, update_and_save_weights, text, tmp_path, accumulate, out_of_memory)
-    assert code == 0 and output.count("out of memory") == out_of_memory, output
-    state, indices = make_state(text, tmp_path)
-    shares = [part for number in range(count) for part in np.array_split(indices[number::count], accumulate)]
-    expected = reference_update(state, shares)
-    for number in range(count):
-        torch.testing.assert_close(load_file(tmp_path / f"weights.{number}"), expected, rtol=1e-9, atol=1e-12)
 
 
 def assert_files_close(actual: Path, expected: Path) -> None:
@@ -266,7 +201,6 @@ def test_evaluate_does_not_depend_on_number_of_ranks(home: Path, corpus: Path, t
     ("argument", "message"),
     [
         ("output=out", "2 processes cannot share standard input; use input=FILE"),
-        ("input=nowhere", "input=nowhere is not a file"),
         ("input=in search.max_length=2 prefix=in", "line 1: the prefix has"),
         ("input=in prefix=more", "prefix=more and the input have different numbers of lines: only one"),
     ],
@@ -279,16 +213,9 @@ def test_translate_reports_error_once(argument: str, message: str, home: Path, t
 
 
 BAD_SETTINGS: dict[str, tuple[tuple[str, ...], str]] = {
-    "unknown key": (("train.max_stepz=1",), "there is no key 'train.max_stepz'"),
-    "invalid value": (("train.max_steps=0",), "train.max_steps=0"),
-    "unknown device": (("device=cpu:1",), "device=cpu:1 is not one of"),
     "single device": (("device=cuda:0",), "device=cuda:0 "),
     "missing folder": (("data.path=nowhere",), "data.path=nowhere is not a folder"),
-    "vocabulary too large": (("tokenizer.vocab_size=100000",), "tokenizer.vocab_size=100000"),
-    "divergence": (
-        ("optim.lr=1e38", "optim.clip=null", "train.max_steps=30"),
-        "training diverged: the loss or gradient was not finite in 20 updates in a row",
-    ),
+    "divergence": (("optim.lr=1e38", "optim.clip=null", "train.max_steps=30"), "training diverged: the loss or"),
 }
 
 
@@ -300,17 +227,8 @@ def test_train_reports_error_once(name: str, text: tuple[str, ...], tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("prepare", ["input=a.tsv", "output=b"]),
-        ("align", ["checkpoint=run"]),
-        ("export", ["checkpoint=run", "output=b.html"]),
-        ("serve", ["checkpoint=run"]),
-    ],
+    "arguments", ["prepare input=a output=b", "align checkpoint=x", "serve checkpoint=x"]
 )
-def test_commands_that_cannot_share_their_work_refuse_several_processes(
-    name: str, arguments: list[str], tmp_path: Path
-) -> None:
-    (tmp_path / "a.tsv").write_text("a\tb\n")
-    message = run_ranks_error(2, tmp_path, name, *arguments)
-    assert message.startswith(f"nmt.{name}") and message.endswith("runs in one process; start it without torchrun")
+def test_commands_that_cannot_share_their_work_refuse_several_processes(arguments: str, tmp_path: Path) -> None:
+    message = run_ranks_error(2, tmp_path, *arguments.split())
+    assert message == f"nmt.{arguments.split()[0]} runs in one process; start it without torchrun"

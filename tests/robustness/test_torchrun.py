@@ -1,36 +1,25 @@
-"""Tests of torchrun: ranks that are killed, restarted or signaled.
+"""Tests of torchrun: ranks that are killed, restarted or signaled."""
 
-Torchrun and its ranks are forked from a process with all imports done, except in one test, which starts them anew.
-"""
-
-import multiprocessing
-import os
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from builders import (
-    CONTEXT,
     SMALL_SETTINGS,
     command_environment,
     load_last_weights,
     read_events,
-    run_program,
     run_ranks_ok,
     write_corpus,
 )
-from interrupted_train import send_signal_in_sixth_update
 
 from nmt.runs.checkpoint import find_last_intact_checkpoint
-from nmt.system.torchrun import LAUNCH_ENV
 
 OPTIONS = ("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--nproc-per-node=2")  # rdzv: like --standalone
-FORK = multiprocessing.get_context("fork")
 SETTINGS = (
     *SMALL_SETTINGS,
     "data.max_length=30",
@@ -49,78 +38,12 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     return "data=text", f"data.path={folder}", f"data.cache={folder / 'cache'}"
 
 
-class ForkedProcess:
-    """A process of multiprocessing with those methods of `subprocess.Popen` that torchrun and the tests call."""
-
-    def __init__(self, process: Any) -> None:
-        self.process = process
-        self.process.start()
-        self.pid: int = process.pid
-
-    def poll(self) -> int | None:
-        return self.process.exitcode
-
-    def wait(self, timeout: float | None = None) -> int:
-        self.process.join(timeout)
-        if self.process.exitcode is None:
-            raise subprocess.TimeoutExpired("a forked process", timeout or 0)
-        return self.process.exitcode
-
-
-Launcher = ForkedProcess | subprocess.Popen[bytes]
-
-
-def run_torchrun(folder: Path, restarts: int, arguments: tuple[str, ...]) -> None:
-    """Run torchrun in this process, with ranks that are forked instead of started anew."""
-    os.chdir(folder)
-    with open("output", "ab", buffering=0) as output:
-        os.dup2(output.fileno(), 1)
-        os.dup2(output.fileno(), 2)
-    os.environ |= command_environment(folder)
-    # Fork all ranks before torchrun starts threads. They wait for their commands.
-    pipes = [FORK.Pipe() for _ in range(2 * (restarts + 1))]
-    workers = [ForkedProcess(FORK.Process(target=run_worker, args=(pipe[0],), daemon=True)) for pipe in pipes]
-    idle = list(zip(workers, pipes, strict=True))
-
-    def give_command(_: object, command: tuple[str, ...], environment: dict[str, str]) -> ForkedProcess:
-        worker, pipe = idle.pop(0)
-        pipe[1].send((environment, command))
-        return worker
-
-    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
-    from torch.distributed.run import main  # here, because each process imports this file
-
-    SubprocessHandler._popen = give_command  # type: ignore[assignment]
-    try:
-        main(arguments)
-    except BaseException as error:
-        sys.exit(str(error))  # without the traceback, which names files of the tests
-
-
-def run_worker(commands: Any) -> None:
-    """Wait for the command of a rank, `python -u -m nmt.train arguments`, and run it in this process."""
-    os.setsid()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where the tests run in the background
-    environment, command = commands.recv()
-    os.environ |= environment
-    LAUNCH_ENV.update({name: int(environment[name]) for name in LAUNCH_ENV})
-    send_signal_in_sixth_update()
-    run_program("train", *command[4:])
-
-
-def start_torchrun(folder: Path, *arguments: str, restarts: int = 0, fresh: bool = False) -> Launcher:
-    """Run torchrun with two ranks, in new Python processes if `fresh`, with output to the file `output`."""
+def start_torchrun(folder: Path, *arguments: str, restarts: int = 0) -> subprocess.Popen[bytes]:
+    """Run torchrun with two ranks, with output to the file `output`."""
     options = (*OPTIONS, f"--max-restarts={restarts}", "-m", "interrupted_train", *arguments)
-    if not fresh:
-        return ForkedProcess(CONTEXT.Process(target=run_torchrun, args=(folder, restarts, options)))
+    command = (sys.executable, "-m", "torch.distributed.run", *options)
     with open(folder / "output", "wb") as output:
-        return subprocess.Popen(
-            (sys.executable, "-m", "torch.distributed.run", *options),
-            cwd=folder,
-            env=command_environment(folder),
-            stdout=output,
-            stderr=output,
-        )
+        return subprocess.Popen(command, cwd=folder, env=command_environment(folder), stdout=output, stderr=output)
 
 
 @pytest.fixture(scope="module")
@@ -156,22 +79,11 @@ def test_killed_rank_ends_job_and_resume_is_exact(
 @pytest.mark.parametrize("number", [0, 1])
 def test_torchrun_restart_is_exact(number: int, uninterrupted: Path, text: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / f"signal.{number}").write_text(str(int(signal.SIGKILL)))
-    launcher = start_torchrun(tmp_path, "name=x", *text, *SETTINGS, restarts=2, fresh=number == 0)
+    launcher = start_torchrun(tmp_path, "name=x", *text, *SETTINGS, "resume=auto", restarts=2)
     code, output = launcher.wait(120), (tmp_path / "output").read_text()
     assert code == 0 and "resource_tracker" not in output, output
     assert not (tmp_path / f"signal.{number}").exists()
     assert_runs_equal(tmp_path / "runs" / "x", uninterrupted)
-
-
-@pytest.mark.slow
-def test_torchrun_restart_does_not_resume_rejected_run(text: tuple[str, ...], tmp_path: Path) -> None:
-    """The second job finds the run of another job in its folder, and fails again when torchrun restarts it."""
-    for steps, restarts in ((2, 0), (3, 1)):
-        settings = ("name=x", *text, *SMALL_SETTINGS, f"train.max_steps={steps}")
-        launcher = start_torchrun(tmp_path, *settings, restarts=restarts)
-        assert bool(launcher.wait(120)) == (steps == 3), (tmp_path / "output").read_text()
-    assert "already contains a trained model" in (tmp_path / "output").read_text()
-    assert find_last_intact_checkpoint(tmp_path / "runs" / "x").name == "step_000002"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])

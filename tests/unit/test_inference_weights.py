@@ -12,7 +12,6 @@ from torch.nn import functional as F
 import nmt
 from nmt.decoding.search import score_targets
 from nmt.model.kernels.inference_weights import LINEAR_OPERATORS, list_packable_dtypes, prepare_linear
-from nmt.model.kernels.linear import Linear
 from nmt.model.kernels.recurrence import RNN
 from nmt.system.device import (
     choose_precision,
@@ -66,30 +65,6 @@ def test_prepared_rnn_layer_matches_rnn(dtype: torch.dtype) -> None:
                 prepared_BTD, prepared_last = rnn(x_BTI, state)
             for part, exact in zip((prepared_BTD, *prepared_last), (h_BTD, *last), strict=True):
                 torch.testing.assert_close(part, exact)
-
-
-def test_padded_rows_do_not_change_results() -> None:
-    """bf16 products of whole sentences, with their gradients, deferred ones included."""
-    torch.manual_seed(1)
-    x_BTI, dy_BTO = torch.randn(3, 5, 16).bfloat16(), torch.randn(3, 5, 12).bfloat16()
-    linear = Linear(16, 12)
-    weights = linear.weight, linear.bias
-
-    def in_step_loop(x_BTI: torch.Tensor) -> torch.Tensor:
-        step = linear.for_step_loop(torch.bfloat16)
-        return torch.stack([step(x_BI) for x_BI in x_BTI.unbind(1)], 1)
-
-    def plain(x_BTI: torch.Tensor) -> torch.Tensor:
-        return F.linear(x_BTI, *(weight.bfloat16() for weight in weights))
-
-    actual = []
-    for product in (plain, linear, in_step_loop):
-        x = x_BTI.clone().requires_grad_()
-        y_BTO = product(x)
-        actual.append([y_BTO, *torch.autograd.grad(y_BTO, [x, *weights], dy_BTO)])
-    for parts in actual[1:]:
-        for part, exact in zip(parts, actual[0], strict=True):
-            torch.testing.assert_close(part.float(), exact.float(), rtol=0.02, atol=0.05)
 
 
 @int8
@@ -207,14 +182,11 @@ from nmt.system.cli import main
 @main("train")
 def train(run):
     torch.set_num_threads(2)
-    x_N = torch.full((1_000_000,), 1e-20)
-    assert x_N[0] * 1e20 == 1
-    threads = [threading.Thread(target=lambda: print(int((x_N * x_N).count_nonzero()))) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-        thread.join()
-    print(int((x_N * x_N).count_nonzero()))
+    x = torch.full((1_000_000,), 1e-20)
+    thread = threading.Thread(target=lambda: print(bool(x[0] * 1e20 == 1), int((x * x).count_nonzero())))
+    thread.start()
+    thread.join()
 
 train()
 """
-    assert subprocess.check_output([sys.executable, "-c", program], cwd=tmp_path).split() == 3 * [b"0"]
+    assert subprocess.check_output([sys.executable, "-c", program], cwd=tmp_path).split() == [b"True", b"0"]

@@ -1,9 +1,7 @@
 """Fast kernels against the reference, graphed updates against eager ones, padded batches against plain ones."""
 
 import weakref
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -134,36 +132,6 @@ def test_padding_a_batch_does_not_change_loss_or_gradient(name: str, monkeypatch
         results.append([*loss, *gradients])
     torch.testing.assert_close(results[1], results[0])
     torch.testing.assert_close(results[2], results[0])
-
-
-def test_failed_capture_leaves_no_partial_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory runs out in the backward pass of a capture. The same batch then runs eagerly, with the same gradient."""
-    state = make_training_state("bahdanau", "lstm", torch.float64, dropout=0.0)
-    batch, scales = (
-        build_padded_batch(state, np.arange(8)),
-        (torch.tensor([50, 0.5]).double(), torch.tensor(1.0).double()),
-    )
-    _, expected = backward(state.run, state.model, batch, *scales)
-
-    def fails(work: Callable[[], Any], _: torch.device) -> None:
-        seen: list[Tensor] = []
-
-        def hook(parameter: Tensor) -> None:
-            seen.append(parameter)
-            if len(seen) == 3:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-
-        handles = [parameter.register_post_accumulate_grad_hook(hook) for parameter in state.model.parameters()]
-        with pytest.raises(torch.OutOfMemoryError):
-            work()
-        for handle in handles:
-            handle.remove()
-
-    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", fails)
-    graphed = GraphedBackward(state.run, state.model)
-    for _ in range(3):
-        _, results = graphed(batch, *scales)
-        torch.testing.assert_close(results, expected)
 
 
 def test_graphs_are_freed_with_their_owner() -> None:

@@ -234,8 +234,8 @@ class GraphedModel:
         self.unused_graphs: dict[str, list[GraphedCallable]] = {}  # by settings, steps that no search uses now
 
     @contextlib.contextmanager
-    def lend_graphs(self, step: Callable[..., tuple[Any, ...]], *settings: Any) -> Iterator[GraphedCallable]:
-        """Lend a search the function `step(model, *settings, state, beams, ...)`, which returns both anew, as graphs.
+    def graphed(self, step: Callable[..., tuple[Any, ...]], settings: Any) -> Iterator[GraphedCallable]:
+        """Give a search the function `step(model, settings, state, beams, ...)`, which returns both anew, as graphs.
 
         Graphs hold the state of a search from step to step, so no other search may use them meanwhile: one that runs at
         the same time gets others. The next one with the same settings gets the same.
@@ -244,7 +244,7 @@ class GraphedModel:
         try:
             graphed = unused_graphs.pop()
         except IndexError:
-            graphed = GraphedCallable(partial(step, self.model, *settings), num_fed_back=2)
+            graphed = GraphedCallable(partial(step, self.model, settings), num_fed_back=2)
         try:
             yield graphed
         finally:

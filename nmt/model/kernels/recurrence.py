@@ -63,18 +63,14 @@ class _LSTMCell(torch.autograd.Function):
         return dgates_NG, dc
 
 
-def lstm_cell(gates_NG: Tensor, c_ND: Tensor) -> RNNState:
-    """Return h_t and c_t from the pre-activations and c_{t-1}."""
-    return _LSTMCell.apply(gates_NG, c_ND) if torch.is_grad_enabled() else compute_lstm(gates_NG, c_ND)[:2]
-
-
 def lstm_step(inputs_NG: Tensor | None, hidden_fn: LinearFn, state: RNNState) -> RNNState:
     """Run one LSTM step, see `reference.lstm_cell`.
 
     The pre-activations are `hidden_fn(h_{t-1}, inputs_NG)`, which adds `inputs_NG`, if there are any, to its own
     product and biases.
     """
-    return lstm_cell(hidden_fn(state[0], inputs_NG), state[1])
+    gates_NG, c_ND = hidden_fn(state[0], inputs_NG), state[1]
+    return _LSTMCell.apply(gates_NG, c_ND) if torch.is_grad_enabled() else compute_lstm(gates_NG, c_ND)[:2]
 
 
 def compute_gru(inputs_NG: Tensor, hidden_NG: Tensor, h_ND: Tensor) -> tuple[Tensor, ...]:
@@ -115,15 +111,10 @@ class _GRUCell(torch.autograd.Function):
         return dinputs_NG, dhidden_NG, dh
 
 
-def gru_cell(inputs_NG: Tensor, hidden_NG: Tensor, h_ND: Tensor) -> RNNState:
-    """Return (h_t,) from the pre-activations of input and state, and h_{t-1}."""
-    gates = inputs_NG, hidden_NG, h_ND
-    return (_GRUCell.apply(*gates),) if torch.is_grad_enabled() else compute_gru(*gates)[:1]
-
-
 def gru_step(inputs_NG: Tensor, hidden_fn: LinearFn, state: RNNState) -> RNNState:
     """Run one GRU step, see `reference.gru_cell`, with `hidden_fn(h_{t-1})` for the pre-activations from the state."""
-    return gru_cell(inputs_NG, hidden_fn(state[0]), state[0])
+    given = inputs_NG, hidden_fn(state[0]), state[0]
+    return (_GRUCell.apply(*given),) if torch.is_grad_enabled() else compute_gru(*given)[:1]
 
 
 class _SelfInversePermutation(torch.autograd.Function):
