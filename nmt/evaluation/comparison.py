@@ -66,25 +66,35 @@ def average_ranges(runs: Sequence[BleuByRange]) -> BleuByRange:
 def format_comparison(comparison: Comparison) -> str:
     """Return the comparison as plain-text tables."""
     rows = [["", *(METRIC_NAMES[metric] for metric in comparison.signatures)]]
-    differences = []
-    for system, scores_by_metric in comparison.scores.items():
-        rows.append([system])
-        differences += [[f"{system} - {next(iter(comparison.scores))}"], ["  seeds needed"]]
-        for score in scores_by_metric.values():
-            if isinstance(score, SystemScore):
-                rows[-1].append(format_value(f"{score.score:.2f}", score.interval, score.p_value))
-                continue
-            rows[-1].append(format_value(f"{score.mean:.2f}", score.deviation))
-            if score.difference is not None:
-                differences[-2].append(format_value(f"{score.difference:+.2f}", score.interval, score.p_value))
-                needed = "more sentences" if score.seeds_needed is None else str(score.seeds_needed)
-                differences[-1].append(needed if score.difference else "-")
+    for system, scores in comparison.scores.items():
+        rows.append([system, *map(format_score, scores.values())])
+    first = next(iter(comparison.scores))
+    for system, scores in comparison.scores.items():
+        tests = [test for test in scores.values() if isinstance(test, SeedComparison) and test.difference is not None]
+        if tests:
+            rows.append([f"{system} - {first}", *map(format_difference, tests)])
+            rows.append(["  seeds needed", *map(format_seeds_needed, tests)])
     ranges = [["", "sentences", *comparison.by_length]]
     for scores_of_range in zip(*comparison.by_length.values(), strict=True):
         name, sentences, _ = scores_of_range[0]
         ranges.append([name, f"{sentences:,}", *(f"{score:.2f}" for _, _, score in scores_of_range)])
-    tested = [row for row in differences if len(row) > 1]
-    return f"{align_columns(rows + tested)}\n\nBLEU by source words\n{align_columns(ranges)}"
+    return f"{align_columns(rows)}\n\nBLEU by source words\n{align_columns(ranges)}"
+
+
+def format_score(score: SystemScore | SeedComparison) -> str:
+    if isinstance(score, SeedComparison):
+        return format_value(f"{score.mean:.2f}", score.deviation)
+    return format_value(f"{score.score:.2f}", score.interval, score.p_value)
+
+
+def format_difference(test: SeedComparison) -> str:
+    return format_value(f"{test.difference:+.2f}", test.interval, test.p_value)
+
+
+def format_seeds_needed(test: SeedComparison) -> str:
+    if not test.difference:
+        return "-"
+    return "more sentences" if test.seeds_needed is None else str(test.seeds_needed)
 
 
 def format_value(value: str, spread: float | None, p_value: float | None = None) -> str:
