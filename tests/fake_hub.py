@@ -35,10 +35,6 @@ class FakeHub(ThreadingHTTPServer):
         digest = hashlib.sha1(repr((len(self.commits[repository]), sorted(files.items()))).encode()).hexdigest()
         self.commits[repository].append((digest, files))
 
-    def find(self, repository: str, revision: str) -> tuple[str, Files] | None:
-        commits = self.commits.get(repository, [])
-        return commits[-1] if revision == "main" and commits else dict((c[0], c) for c in commits).get(revision)
-
 
 def git_digest(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0%s" % (len(content), content)).hexdigest()
@@ -111,12 +107,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def find(self, repository: str, revision: str) -> tuple[str, Files] | None:
         """Return a commit, or refuse the request."""
-        if repository not in self.server.commits:
-            self.refuse(404, "RepoNotFound")
-            return None
-        found = self.server.find(repository, revision)
+        commits = self.server.commits.get(repository, [])
+        found = (
+            commits[-1] if revision == "main" and commits else {commit[0]: commit for commit in commits}.get(revision)
+        )
         if found is None:
-            self.refuse(404, "RevisionNotFound")
+            self.refuse(404, "RevisionNotFound" if commits else "RepoNotFound")
         return found
 
     def describe(self, repository: str, kind: str, revision: str) -> None:
@@ -126,21 +122,16 @@ class Handler(BaseHTTPRequestHandler):
             digest, files = found
             siblings = [{"rfilename": name} for name in files]
             info = {"id": repository, "sha": digest, "siblings": siblings, "private": False, "tags": []}
-            tree = [
-                {"type": "file", "path": name, "size": len(content), "oid": git_digest(content)}
-                for name, content in files.items()
-            ]
-            self.reply(info if kind == "revision" else tree)
+            sizes = [{"path": n, "size": len(content), "oid": git_digest(content)} for n, content in files.items()]
+            self.reply(info if kind == "revision" else [{"type": "file"} | file for file in sizes])
 
     def send_file(self, repository: str, revision: str, name: str) -> None:
-        found = self.find(repository, revision)
-        if found is None:
-            return
-        digest, files = found
-        if name not in files:
-            self.refuse(404, "EntryNotFound")
-            return
-        self.reply(files[name], ETag=f'"{git_digest(files[name])}"', X_Repo_Commit=digest)
+        if found := self.find(repository, revision):
+            digest, files = found
+            if name in files:
+                self.reply(files[name], ETag=f'"{git_digest(files[name])}"', X_Repo_Commit=digest)
+            else:
+                self.refuse(404, "EntryNotFound")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from nmt.config import TrainRun
 from nmt.errors import UserError
 from nmt.hub.model_card import build_model_card
 from nmt.runs.checkpoint import EXPORTED_FILES, export_model, load_model
-from nmt.system.hub_client import PREFIX, check_installed, is_hub_address, parse_address, upload
+from nmt.system.hub_client import check_installed, is_hub_address, parse_address, upload
 
 CARD_FILE = "README.md"
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")  # identifiers of the hub
@@ -20,7 +20,7 @@ def push_model(path: str, address: str, license: str | None, average: int = 1) -
 
     Args:
         path: a run, a step folder or an exported model.
-        address: `hf://OWNER/NAME` or `OWNER/NAME`. The repository is created if it does not exist.
+        address: `hf://OWNER/NAME`. The repository is created if it does not exist.
         license: identifier of the license, such as `cc-by-4.0`.
         average: number of checkpoints whose weights are averaged.
 
@@ -33,7 +33,6 @@ def push_model(path: str, address: str, license: str | None, average: int = 1) -
             "model, and only you know what the licenses of your training data allow; use one of "
             "https://huggingface.co/docs/hub/repositories-licenses, or license=other if none fits"
         )
-    address = address if is_hub_address(address) else PREFIX + address
     repository = parse_address(address).repository
     check_installed(address)
     loaded = load_model(path, average)

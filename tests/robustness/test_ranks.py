@@ -226,9 +226,7 @@ def test_train_reports_error_once(name: str, text: tuple[str, ...], tmp_path: Pa
     assert run_ranks_error(2, tmp_path, "train", *settings).startswith(message)
 
 
-@pytest.mark.parametrize(
-    "arguments", ["prepare input=a output=b", "align checkpoint=x", "serve checkpoint=x"]
-)
+@pytest.mark.parametrize("arguments", ["prepare input=a output=b", "align checkpoint=x", "serve checkpoint=x"])
 def test_commands_that_cannot_share_their_work_refuse_several_processes(arguments: str, tmp_path: Path) -> None:
     message = run_ranks_error(2, tmp_path, *arguments.split())
     assert message == f"nmt.{arguments.split()[0]} runs in one process; start it without torchrun"
