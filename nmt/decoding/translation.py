@@ -12,7 +12,7 @@ from nmt.config import LinksConfig, SearchConfig
 from nmt.data.tokenizer import group_by_words
 from nmt.data.words import join_sentences
 from nmt.decoding.alignment import Record, restore_unknown_words
-from nmt.decoding.preparation import PreparedLine
+from nmt.decoding.rewriting import RewrittenLine
 from nmt.errors import UserError
 from nmt.system.logging import log
 from nmt.system.messages import format_first_lines, pluralize
@@ -33,7 +33,7 @@ class Translation:
     ended: bool = True  # whether it ends with `</s>`; for a line translated in parts, whether all of them do
     ranking_score: float | None = None  # score after length and coverage penalty, by which n-best lists are sorted; the
     # sum over the parts of a line; None for samples and given targets, which are not ranked
-    prepared: PreparedLine | None = None  # the line as it was translated
+    rewritten: RewrittenLine | None = None  # the line as it was translated
 
     @property
     def confidence(self) -> float:
@@ -43,9 +43,9 @@ class Translation:
     @property
     def restored_pieces(self) -> tuple[list[str], list[str]]:
         """The pieces with what literal pieces stand for, and in capitals if the line is."""
-        if self.prepared is None:
+        if self.rewritten is None:
             return self.source_pieces, self.target_pieces
-        return self.prepared.restore_pieces(self.source_pieces, self.target_pieces)
+        return self.rewritten.restore_pieces(self.source_pieces, self.target_pieces)
 
     @property
     def record(self) -> Record:
@@ -108,7 +108,7 @@ def join_translations(parts: list[Translation]) -> Translation:
         weights_TS=torch.block_diag(*blocks).numpy() if keep_weights else None,
         ended=all(part.ended for part in parts),
         ranking_score=sum(ranking_scores) if len(ranking_scores) == len(parts) else None,
-        prepared=parts[0].prepared if parts else None,
+        rewritten=parts[0].rewritten if parts else None,
     )
 
 

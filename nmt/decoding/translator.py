@@ -21,7 +21,7 @@ from nmt.data.words import split_words
 from nmt.decoding.alignment import EOS_PIECE, Record
 from nmt.decoding.batches import default_batch_tokens, run_in_batches
 from nmt.decoding.beams import Hypothesis
-from nmt.decoding.preparation import PreparedLine, Preparer
+from nmt.decoding.rewriting import LineRewriter, RewrittenLine
 from nmt.decoding.search import score_targets, search_translations
 from nmt.decoding.step import SearchModel
 from nmt.decoding.translation import Translation, combine_parts, drop_duplicate_texts
@@ -43,7 +43,7 @@ class LinePart(NamedTuple):
     line: int  # index of the line
     ids: list[int]  # source ids
     prefix_ids: list[int]  # target ids that the translation starts with
-    prepared: PreparedLine  # the line as it is translated
+    rewritten: RewrittenLine  # the line as it is translated
 
 
 @dataclass(slots=True)
@@ -54,11 +54,11 @@ class Translator:
     tokenizer: Tokenizer
     config: SearchConfig
     device: torch.device
-    preparer: Preparer = field(init=False)
+    rewriter: LineRewriter = field(init=False)
     languages: tuple[str, str] = ("", "")  # codes of source and target
 
     def __post_init__(self) -> None:
-        self.preparer = Preparer(self.config, self.tokenizer, self.languages)
+        self.rewriter = LineRewriter(self.config, self.tokenizer, self.languages)
         if self.config.coverage_penalty and not self.model.attends:
             raise UserError(
                 f"search.coverage_penalty={self.config.coverage_penalty} needs a model with attention; remove "
@@ -118,9 +118,9 @@ class Translator:
                 keep_weights,
                 prefixes=[part.prefix_ids for part in chosen],
                 batch_size=size,
-                literals=self.preparer.find_required(ids, [part.prepared.prefix for part in chosen]),
+                literals=self.rewriter.find_required(ids, [part.rewritten.prefix for part in chosen]),
             ):
-                options = [self.to_translation(ids[index], found, chosen[index].prepared) for found in hypotheses]
+                options = [self.to_translation(ids[index], found, chosen[index].rewritten) for found in hypotheses]
                 yield rows[index], options if config.sample else drop_duplicate_texts(options)[: self.config.n_best]
 
         lengths = [len(part.ids) for part in parts]
@@ -133,15 +133,15 @@ class Translator:
             first_line: number, in messages, of the line with index 0.
         """
         prefixes = [""] * len(lines) if prefixes is None else prefixes
-        prepared_lines = [self.preparer.prepare(*pair) for pair in zip(lines, prefixes, strict=True)]
-        if left_out := [number for number, line in enumerate(prepared_lines, first_line) if line.left_out]:
+        rewritten_lines = [self.rewriter.rewrite(*pair) for pair in zip(lines, prefixes, strict=True)]
+        if left_out := [number for number, line in enumerate(rewritten_lines, first_line) if line.left_out]:
             log.warning(
-                f"{pluralize(len(left_out), 'line')} with more than tokenizer.literals={len(self.preparer.pieces)} "
+                f"{pluralize(len(left_out), 'line')} with more than tokenizer.literals={len(self.rewriter.pieces)} "
                 f"numbers, addresses, tags or terms; the last of them are translated like other text "
                 f"({format_first_lines(left_out)})"
             )
-        ids_of_prefixes = self.tokenizer.target.encode([line.prefix for line in prepared_lines])
-        ids_of_lines = self.tokenizer.source.encode([line.text for line in prepared_lines])
+        ids_of_prefixes = self.tokenizer.target.encode([line.prefix for line in rewritten_lines])
+        ids_of_lines = self.tokenizer.source.encode([line.text for line in rewritten_lines])
         limit = self.config.max_source
         parts = []
         split_line_numbers = []
@@ -162,7 +162,7 @@ class Translator:
                 split_line_numbers.append(first_line + index)
                 ids_of_parts = split_long_line(ids, self.tokenizer.source.pieces(ids), limit - 1)
             for part_ids in ids_of_parts:
-                parts.append(LinePart(index, part_ids, prefix_ids, prepared_lines[index]))
+                parts.append(LinePart(index, part_ids, prefix_ids, rewritten_lines[index]))
                 prefix_ids = []
         if split_line_numbers:
             log.warning(
@@ -316,19 +316,19 @@ class Translator:
         return [results[row] for row in range(len(lengths))]
 
     def to_translation(
-        self, source_ids: list[int], hypothesis: Hypothesis, prepared: PreparedLine | None = None
+        self, source_ids: list[int], hypothesis: Hypothesis, rewritten: RewrittenLine | None = None
     ) -> Translation:
-        """Return a hypothesis as text and pieces. The preparation of the line is undone in the text."""
+        """Return a hypothesis as text and pieces. What was changed in the line comes back in the text."""
         text = self.tokenizer.target.decode([token for token in hypothesis.tokens if token != EOS])
         return Translation(
-            text=text if prepared is None else prepared.finish(text),
+            text=text if rewritten is None else rewritten.undo(text),
             source_pieces=self.tokenizer.source.pieces([*source_ids, EOS]),
             target_pieces=self.tokenizer.target.pieces(hypothesis.tokens),
             score=hypothesis.score,
             weights_TS=None if hypothesis.weights_TS is None else hypothesis.weights_TS.numpy(),
             ended=hypothesis.tokens[-1:] == [EOS],
             ranking_score=hypothesis.ranking_score,
-            prepared=prepared,
+            rewritten=rewritten,
         )
 
 

@@ -1,4 +1,4 @@
-// What is done to a line before the search, and undone in its translation, as `nmt/decoding/preparation.py` does it.
+// What is done to a line before the search, and undone in its translation, as `nmt/decoding/rewriting.py` does it.
 
 const LITERAL_PIECES = /[\u{f0000}-\u{f00ff}]/gu;
 const MIN_DIGITS = 2;  // of numbers that are protected

@@ -35,7 +35,7 @@ from nmt.config.model import ATTENTION_NORMALIZERS, ATTENTION_WINDOWS
 from nmt.data.literals import FINAL_MARKS, LITERAL
 from nmt.data.tokenizer import LanguageTokenizer, group_by_spaces, train_tokenizer
 from nmt.data.words import may_be_unspaced
-from nmt.decoding.preparation import Preparer
+from nmt.decoding.rewriting import LineRewriter
 from nmt.decoding.search import Literals
 from nmt.decoding.translator import split_long_line
 from nmt.model.attention import SCORE_CLASSES
@@ -255,7 +255,7 @@ def test_lines_are_prepared_as_in_python(evaluate: Evaluate, protect: bool, lang
     config = TokenizerConfig(vocab_size=320, literals=4)
     tokenizer = train_tokenizer(make_sentences(200), make_sentences(200), config)
     data = DataConfig(format="text", path="x", source=languages[0], target=languages[1])
-    preparer = Preparer(SearchConfig(protect=protect), tokenizer, data.languages)
+    rewriter = LineRewriter(SearchConfig(protect=protect), tokenizer, data.languages)
     pieces = tokenizer.source.pieces(tokenizer.source.literal_ids)
     literals = {"pattern": translate_pattern(LITERAL.pattern), "finalMarks": FINAL_MARKS}
     translation = "Der \U000f0000 \U000f0002 <unk> isı ß."
@@ -264,8 +264,8 @@ def test_lines_are_prepared_as_in_python(evaluate: Evaluate, protect: bool, lang
         f"{json.dumps(languages)}.map(languageOfCase), {json.dumps({'protect': protect, 'capitals': True})}, "
         f"{json.dumps(literals)}); return [prepared.text, prepared.restore({json.dumps(translation)}, 1)]; }})"
     )
-    prepared = [preparer.prepare(line) for line in PREPARED]
-    assert found == [[line.text, line.finish(translation)] for line in prepared]
+    prepared = [rewriter.rewrite(line) for line in PREPARED]
+    assert found == [[line.text, line.undo(translation)] for line in prepared]
     assert any(line.in_capitals for line in prepared) and any(line.originals for line in prepared) == protect
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from nmt.config import EOS, ModelConfig, SearchConfig, TokenizerConfig
 from nmt.data.tokenizer import LITERAL_PIECE, group_by_words, train_tokenizer
-from nmt.decoding.preparation import (
-    Preparer,
+from nmt.decoding.rewriting import (
+    LineRewriter,
     restore_literals,
 )
 from nmt.decoding.translator import Translator
@@ -23,11 +23,11 @@ TOKENIZER = train_tokenizer(make_sentences(200), make_sentences(200), TokenizerC
 A, B, C, D = (chr(0xF0000 + i) for i in range(4))
 
 
-def make_preparer(folder: Path | None = None, terms: str = "", **settings: object) -> Preparer:
+def make_rewriter(folder: Path | None = None, terms: str = "", **settings: object) -> LineRewriter:
     if folder is not None:
         (folder / "terms.tsv").write_text(terms, encoding="utf-8")
         settings["terms"] = str(folder / "terms.tsv")
-    return Preparer(SearchConfig(**settings), TOKENIZER, ("de", "en"))  # type: ignore[arg-type]
+    return LineRewriter(SearchConfig(**settings), TOKENIZER, ("de", "en"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -45,11 +45,11 @@ def make_preparer(folder: Path | None = None, terms: str = "", **settings: objec
     ],
 )
 def test_literals_are_replaced_and_come_back(line: str, expected: str) -> None:
-    prepared = make_preparer(protect=True).prepare(line)
-    assert prepared.text == expected and prepared.left_out == 0
+    rewritten = make_rewriter(protect=True).rewrite(line)
+    assert rewritten.text == expected and rewritten.left_out == 0
     assert (
-        restore_literals(prepared.text, prepared.originals)
-        == restore_literals(prepared.text, prepared.translations)
+        restore_literals(rewritten.text, rewritten.originals)
+        == restore_literals(rewritten.text, rewritten.translations)
         == line
     )
 
@@ -57,31 +57,31 @@ def test_literals_are_replaced_and_come_back(line: str, expected: str) -> None:
 @given(st.lists(st.sampled_from(["4711", "<b>", "der", " ", "12", "a@b.org", "{x}", A, "犬", "1 000"]), max_size=12))
 def test_any_line_comes_back(parts: list[str]) -> None:
     line = "".join(parts)
-    prepared = make_preparer(protect=True).prepare(line)
-    assert restore_literals(prepared.text, prepared.originals) == line
-    assert all(prepared.text.count(piece) == 1 for piece in prepared.originals)
-    assert not prepared.originals.keys() & set(LITERAL_PIECE.findall(line))
+    rewritten = make_rewriter(protect=True).rewrite(line)
+    assert restore_literals(rewritten.text, rewritten.originals) == line
+    assert all(rewritten.text.count(piece) == 1 for piece in rewritten.originals)
+    assert not rewritten.originals.keys() & set(LITERAL_PIECE.findall(line))
 
 
 def test_more_literals_than_pieces_are_left_out_and_counted() -> None:
-    prepared = make_preparer(protect=True).prepare("<a> <b> <c> 300 a@b.org 4711")
-    assert prepared.text == f"{A} {B} {C} {D} a@b.org 4711" and prepared.left_out == 2
+    rewritten = make_rewriter(protect=True).rewrite("<a> <b> <c> 300 a@b.org 4711")
+    assert rewritten.text == f"{A} {B} {C} {D} a@b.org 4711" and rewritten.left_out == 2
 
 
 def test_terms_come_back_as_their_translations(tmp_path: Path) -> None:
     terms = "Hund\tdoggy\nkleiner Hund\tlittle doggy\n犬\tdog\nC++\tC plus plus\n"
-    preparer = make_preparer(tmp_path, terms)
-    prepared = preparer.prepare("Ein kleiner Hund, ein Hund, Hundehütte, 小犬が C++ 4711.")
-    assert prepared.text == f"Ein {A}, ein {B}, Hundehütte, 小{C}が {D} 4711."
-    assert restore_literals(prepared.text, prepared.translations) == (
+    rewriter = make_rewriter(tmp_path, terms)
+    rewritten = rewriter.rewrite("Ein kleiner Hund, ein Hund, Hundehütte, 小犬が C++ 4711.")
+    assert rewritten.text == f"Ein {A}, ein {B}, Hundehütte, 小{C}が {D} 4711."
+    assert restore_literals(rewritten.text, rewritten.translations) == (
         "Ein little doggy, ein doggy, Hundehütte, 小dogが C plus plus 4711."
     )
 
 
 def test_required_pieces_of_sentences() -> None:
-    preparer = make_preparer(protect=True)
+    rewriter = make_rewriter(protect=True)
     ids = TOKENIZER.source.encode([f"der {B} {A}", "der"])
-    found = preparer.find_required(ids, ["", ""])
+    found = rewriter.find_required(ids, ["", ""])
     assert [sorted(wanted) for wanted in found.of_sentences] == [TOKENIZER.target.literal_ids[:2], []]
     assert found.vocabulary == TOKENIZER.target.literal_ids
 
@@ -89,7 +89,7 @@ def test_required_pieces_of_sentences() -> None:
 def test_model_without_literal_pieces_raises() -> None:
     plain = train_tokenizer(make_sentences(200), make_sentences(200), TokenizerConfig(vocab_size=300))
     with pytest.raises(UserError, match="search.protect=true needs a model with pieces that stand for literals"):
-        Preparer(SearchConfig(protect=True), plain, ("", ""))
+        LineRewriter(SearchConfig(protect=True), plain, ("", ""))
 
 
 @pytest.mark.parametrize(
@@ -108,39 +108,39 @@ def test_model_without_literal_pieces_raises() -> None:
 def test_line_in_capitals_is_translated_in_small_letters(
     line: str, languages: tuple[str, str], expected: str, finished: str
 ) -> None:
-    preparer = Preparer(SearchConfig(protect=True), TOKENIZER, languages)
-    prepared = preparer.prepare(line)
-    assert prepared.text == expected
-    assert prepared.finish("The beach 1.") == finished
-    assert Preparer(SearchConfig(capitals=False), TOKENIZER, languages).prepare(line).text == line
+    rewriter = LineRewriter(SearchConfig(protect=True), TOKENIZER, languages)
+    rewritten = rewriter.rewrite(line)
+    assert rewritten.text == expected
+    assert rewritten.undo("The beach 1.") == finished
+    assert LineRewriter(SearchConfig(capitals=False), TOKENIZER, languages).rewrite(line).text == line
 
 
 def test_capitals_of_translation_follow_its_language() -> None:
-    preparer = Preparer(SearchConfig(protect=True), TOKENIZER, ("en", "tr"))
-    prepared = preparer.prepare("ROOM 4711 IS a.b@example.org")
-    assert prepared.text == f"room {A} is {B}"
-    assert prepared.finish(f"iyi {B} {A}") == "İYİ a.b@example.org 4711"
+    rewriter = LineRewriter(SearchConfig(protect=True), TOKENIZER, ("en", "tr"))
+    rewritten = rewriter.rewrite("ROOM 4711 IS a.b@example.org")
+    assert rewritten.text == f"room {A} is {B}"
+    assert rewritten.undo(f"iyi {B} {A}") == "İYİ a.b@example.org 4711"
 
 
 def test_words_are_those_of_the_line_and_its_translation() -> None:
-    preparer = Preparer(SearchConfig(protect=True), TOKENIZER, ("de", "en"))
-    prepared = preparer.prepare('STRASSE <a href="x"> 犬 LIEGT')
-    ids = TOKENIZER.source.encode([prepared.text, f"street {A} é"])
+    rewriter = LineRewriter(SearchConfig(protect=True), TOKENIZER, ("de", "en"))
+    rewritten = rewriter.rewrite('STRASSE <a href="x"> 犬 LIEGT')
+    ids = TOKENIZER.source.encode([rewritten.text, f"street {A} é"])
     pieces = (TOKENIZER.source.pieces([*i, EOS]) for i in ids)
-    restored = prepared.restore_pieces(*pieces)
+    restored = rewritten.restore_pieces(*pieces)
     words = [group_by_words(side)[0] for side in restored]
     assert words == [["STRASSE", "<a", 'href="x">', "犬", "LIEGT"], ["STREET", "<a", 'href="x">', "é"]]
 
 
 def test_special_pieces_are_not_put_in_capitals() -> None:
-    preparer = Preparer(SearchConfig(), TOKENIZER, ("de", "en"))
-    prepared = preparer.prepare("DER XYZQ <B> LÄUFT")
+    rewriter = LineRewriter(SearchConfig(), TOKENIZER, ("de", "en"))
+    rewritten = rewriter.rewrite("DER XYZQ <B> LÄUFT")
     specials = ["▁<unk>", "<0xC3>", "<0xA4>", "</s>"]
-    assert prepared.restore_pieces(["▁der", "<b", *specials], ["▁the", *specials]) == (
+    assert rewritten.restore_pieces(["▁der", "<b", *specials], ["▁the", *specials]) == (
         ["▁DER", "<B", *specials],
         ["▁THE", *specials],
     )
-    assert prepared.finish("the <unk> dog <unk>") == "THE <unk> DOG <unk>"
+    assert rewritten.undo("the <unk> dog <unk>") == "THE <unk> DOG <unk>"
 
 
 @pytest.mark.parametrize(
@@ -160,12 +160,12 @@ def test_special_pieces_are_not_put_in_capitals() -> None:
         ("Hund 4711", "The doggy C plus 4711 doggy", f"{A} {B}", f"The {A} C plus {B} doggy"),
     ],
 )
-def test_prefix_is_prepared_as_the_line_and_shown_as_given(
+def test_prefix_is_rewritten_as_the_line_and_shown_as_given(
     line: str, prefix: str, text: str, expected: str, tmp_path: Path
 ) -> None:
-    prepared = make_preparer(tmp_path, "Hund\tdoggy\n", protect=True).prepare(line, prefix)
-    assert (prepared.text, prepared.prefix) == (text, expected)
-    assert prepared.finish(prepared.prefix + " i") == prefix + (" I" if prepared.in_capitals else " i")
+    rewritten = make_rewriter(tmp_path, "Hund\tdoggy\n", protect=True).rewrite(line, prefix)
+    assert (rewritten.text, rewritten.prefix) == (text, expected)
+    assert rewritten.undo(rewritten.prefix + " i") == prefix + (" I" if rewritten.in_capitals else " i")
 
 
 @pytest.mark.parametrize("max_source", [None, 8])

@@ -4,7 +4,7 @@ Text to copy instead of translating it (`search.protect`), and terms with a give
 replaced by literal pieces of the vocabulary, which the model has learned to copy to where they belong
 (`augment.literals`). The search writes each of them exactly once. Then the text comes back in their place; a term comes
 back as its translation. A line in capitals is translated as one in small letters (`search.capitals`). The prefix of a
-translation is prepared like the line.
+translation is rewritten like the line.
 """
 
 import re
@@ -29,7 +29,7 @@ BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 MIN_DIGITS = 2  # of numbers that are protected; a model needs to know 1, as for the plural of what is counted
 
 
-class PreparedLine(NamedTuple):
+class RewrittenLine(NamedTuple):
     """A line as it is translated."""
 
     text: str
@@ -40,8 +40,8 @@ class PreparedLine(NamedTuple):
     in_capitals: bool  # whether the line was in capitals, and is in small letters now
     prefix: str = ""  # text that the translation begins with, as the search sees it
 
-    def finish(self, translation: str) -> str:
-        """Undo the preparation in the translation."""
+    def undo(self, translation: str) -> str:
+        """Undo the changes in the translation."""
         if self.in_capitals:
             words = translation.split(" ")
             translation = " ".join(
@@ -50,14 +50,15 @@ class PreparedLine(NamedTuple):
         return restore_literals(translation, self.translations)
 
     def restore_pieces(self, source: Sequence[str], target: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Undo the preparation in the pieces of the line and of its translation."""
-        source_pieces, target_pieces = (
-            [to_upper(piece, language) if self.in_capitals and is_text(piece) else piece for piece in pieces]
-            for pieces, language in zip((source, target), self.languages, strict=True)
-        )
+        """Undo the changes in the pieces of the line and of its translation."""
+        if self.in_capitals:
+            source, target = (
+                [to_upper(piece, language) if is_text(piece) else piece for piece in pieces]
+                for pieces, language in zip((source, target), self.languages, strict=True)
+            )
         return (
-            [restore_literals(piece, self.originals) for piece in source_pieces],
-            [restore_literals(piece, self.translations) for piece in target_pieces],
+            [restore_literals(piece, self.originals) for piece in source],
+            [restore_literals(piece, self.translations) for piece in target],
         )
 
 
@@ -69,8 +70,8 @@ class Replacement(NamedTuple):
     translation: str
 
 
-class Preparer:
-    """Prepares lines for the search."""
+class LineRewriter:
+    """Rewrites lines for the search."""
 
     def __init__(self, config: SearchConfig, tokenizer: Tokenizer, languages: tuple[str, str]) -> None:
         """Raises `UserError` if the vocabulary lacks literal pieces, or the file of terms cannot be used.
@@ -92,38 +93,28 @@ class Preparer:
                 f"augment.literals=0.1, or remove {key.partition('=')[0]}"
             )
 
-    def prepare(self, line: str, prefix: str = "") -> PreparedLine:
+    def rewrite(self, line: str, prefix: str = "") -> RewrittenLine:
         """Replace what is to be protected in a line by literal pieces, one for each place, and capitals.
 
         Args:
             prefix: text that the translation begins with. What stands in it for something protected becomes the same
                 piece. If it is not in capitals, the line keeps its own.
         """
-        unused = (piece for piece in self.pieces if piece not in line + prefix)
-        kept: dict[str, Replacement] = {}
-        left_out = 0
-        edits = []
-        for replacement in select_replacements(self.find_replacements(line)):
-            original = line[replacement.start : replacement.end]
-            if new := next(unused, ""):
-                kept[new] = replacement
-            else:
-                left_out += 1
-                new = original
-            edits.append((replacement, new))
-        text = replace_all(line, edits)
+        found = select_replacements(self.find_replacements(line))
+        kept = dict(zip((piece for piece in self.pieces if piece not in line + prefix), found, strict=False))
+        text = replace_all(line, kept)
         originals = {piece: line[r.start : r.end] for piece, r in kept.items()}
         translations = {piece: r.translation for piece, r in kept.items()}
         of_prefix = self.find_in_prefix(prefix, originals, translations)
-        new_prefix = replace_all(prefix, [(replacement, piece) for piece, replacement in of_prefix.items()])
+        new_prefix = replace_all(prefix, of_prefix)
         small_prefix = to_lower(new_prefix, self.languages[1])
         has_prefix_in_capitals = to_upper(small_prefix, self.languages[1]) == new_prefix
         in_capitals = self.config.capitals and is_in_capitals(text) and has_prefix_in_capitals
-        return PreparedLine(
+        return RewrittenLine(
             text=to_lower(text, self.languages[0]) if in_capitals else text,
             originals=originals,
             translations=translations | {piece: prefix[r.start : r.end] for piece, r in of_prefix.items()},
-            left_out=left_out,
+            left_out=len(found) - len(kept),
             languages=self.languages,
             in_capitals=in_capitals,
             prefix=small_prefix if in_capitals else new_prefix,
@@ -186,12 +177,12 @@ def select_replacements(replacements: Iterable[Replacement]) -> list[Replacement
     return selected
 
 
-def replace_all(text: str, edits: Iterable[tuple[Replacement, str]]) -> str:
-    """Return a text with each replacement, from left to right, made by the string beside it."""
+def replace_all(text: str, places: Mapping[str, Replacement]) -> str:
+    """Return a text with each piece in its place. Pieces are in the order of their places."""
     parts, end = [], 0
-    for replacement, new in edits:
-        parts += [text[end : replacement.start], new]
-        end = replacement.end
+    for piece, place in places.items():
+        parts += [text[end : place.start], piece]
+        end = place.end
     return "".join([*parts, text[end:]])
 
 
