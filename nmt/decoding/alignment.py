@@ -111,18 +111,13 @@ def restore_unknown_words(text: str, words: list[str]) -> list[str]:
 
 
 # ----------------------------------------------------------------------------------------------------------- formats
-AlignmentFormat = Callable[[Record, list[Link]], str]
-ALIGNMENT_FORMATS: dict[str, AlignmentFormat] = {
-    "pharaoh": lambda record, links: format_pharaoh(links),
-    ".jsonl": lambda record, links: record.to_json(),
-}
-
-
-def choose_alignment_format(path: str) -> AlignmentFormat:
+def choose_alignment_format(path: str) -> Callable[[Record, list[Link]], str]:
     """Return the function that gives a pair's line of the file: for `.jsonl` a record, else links, in Pharaoh format.
 
     A suffix of compression, `.gz` or `.zst`, is ignored.
     """
     name = Path(path)
     suffix = Path(name.stem).suffix if name.suffix in COMPRESSION_BY_SUFFIX else name.suffix
-    return ALIGNMENT_FORMATS.get(suffix, ALIGNMENT_FORMATS["pharaoh"])
+    if suffix == ".jsonl":
+        return lambda record, links: record.to_json()
+    return lambda record, links: format_pharaoh(links)

@@ -125,13 +125,6 @@ class General(ScaledDot):
             self.key = kernels.Linear(memory_size, query_size, bias=False)
 
 
-class NoKeys(nn.Module):
-    """Keys of size 0, for scores that do not look at the source."""
-
-    def forward(self, values_BSM: Tensor) -> Tensor:
-        return values_BSM[..., :0]
-
-
 class Location(Score):
     """W q: a score for each source position, regardless of its content, Luong et al. 2015, eq. 8."""
 
@@ -139,7 +132,7 @@ class Location(Score):
         super().__init__(config, query_size, kernels)
         self.max_source_positions = LOCATION_POSITIONS
         self.query = kernels.Linear(query_size, self.heads * LOCATION_POSITIONS, bias=False)
-        self.key = NoKeys()
+        self.key = nn.Identity()  # only the number of keys matters
 
     def score_keys(self, query_BHQA: Tensor, keys_BHSA: Tensor) -> Tensor:
         return resize_last(query_BHQA, keys_BHSA.shape[2])  # later ones are hidden

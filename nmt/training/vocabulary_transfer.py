@@ -3,15 +3,11 @@
 Everything but embeddings and output layer is copied. Pieces that the parent also has keep its rows. Any other piece
 starts as the mean of the rows of the parent's pieces that it splits into, or, if there are none, with new random
 values.
-
-Shapes: V pieces of the child, E embedding size.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from nmt.config import SIDES
 from nmt.data.tokenizer import SPECIALS, LanguageTokenizer, Tokenizer
@@ -71,20 +67,15 @@ def transfer_weights(model: Seq2Seq, tokenizer: Tokenizer, checkpoint: Path, par
     tensors = read_tensors(checkpoint / MODEL_FILE, expected, "the model's settings")
     with torch.no_grad():
         for name, parameter in parameters.items():
-            if name in SIDE_OF_PARAMETER:
-                copy_rows(parameter, tensors[name], matches[SIDE_OF_PARAMETER[name]])
-            else:
+            if name not in SIDE_OF_PARAMETER:
                 parameter.copy_(tensors[name])
+                continue
+            for row, parts in enumerate(matches[SIDE_OF_PARAMETER[name]]):
+                if parts:  # others keep their random values
+                    parameter[row] = tensors[name][parts].to(parameter.dtype).mean(0)
     for side, ids in matches.items():
         single, new = sum(len(parts) == 1 for parts in ids), ids.count([])
         log.info(
             f"{side} vocabulary: {len(ids):,} pieces, of which {single:,} start as one piece of the parent, "
             f"{len(ids) - single - new:,} as the mean of several, {new:,} randomly"
         )
-
-
-def copy_rows(child: Tensor, parent: Tensor, matches: Sequence[Sequence[int]]) -> None:
-    """Set rows of `child` [V, ...] to means of rows of `parent`. Rows without a match keep their values."""
-    for row, parts in enumerate(matches):
-        if parts:
-            child[row] = parent[list(parts)].to(child.dtype).mean(0)

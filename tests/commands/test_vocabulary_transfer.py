@@ -57,6 +57,10 @@ def test_child_with_its_own_vocabulary(tmp_path: Path, tie: str) -> None:
     ids = {name: tokenizer.processor.piece_to_id("▁the") for name, tokenizer in tokenizers.items()}
     rows = [weights[name]["target_embedding.weight"][ids[name]] for name in runs]
     torch.testing.assert_close(*rows, atol=1e-6, rtol=0)
+    matches = match_pieces(tokenizers["child"], tokenizers["parent"])
+    number, parts = next((number, parts) for number, parts in enumerate(matches) if len(parts) > 1)
+    parent_VE, child_VE = (weights[name]["target_embedding.weight"] for name in runs)
+    torch.testing.assert_close(child_VE[number], parent_VE[parts].mean(0), atol=1e-6, rtol=0)
     recurrent = next(name for name in weights["parent"] if name.startswith("encoder"))
     torch.testing.assert_close(weights["parent"][recurrent], weights["child"][recurrent], atol=1e-6, rtol=0)
     child_settings = child_settings[:-1]
