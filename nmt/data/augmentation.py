@@ -78,12 +78,6 @@ def split_tag(source: str, tags: Sequence[str]) -> tuple[str, str]:
     return tag, source[len(tag) :]
 
 
-def remove_tag_from_links(links: Iterable[Link], tag: str) -> list[Link]:
-    """Return links for the source without its tag."""
-    size = len(tag)
-    return [(link[0] - size, link[1] - size, link[2], link[3]) for link in links if link[0] >= size]
-
-
 def augment_pair(
     source: str, target: str, links: Sequence[Link], augmenter: Augmenter, rng: random.Random
 ) -> list[str]:

@@ -56,7 +56,7 @@ def epoch_batches(encoded: EncodedPairs, config: TrainConfig, seed: int, epoch: 
     Every epoch has the same number of updates, since only pairs of equal size are shuffled before the rows are split.
     With fractional weights, subword sampling or augmentation, the number differs somewhat.
 
-    Memory use is 4 bytes per pair (8 for more than 4 billion pairs) plus the boundaries.
+    Memory use is 4 bytes per pair plus the boundaries.
     """
     rng = np.random.default_rng((seed, epoch))
     source, target, counts = encoded.runs

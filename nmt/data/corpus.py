@@ -83,11 +83,6 @@ def take_rows(pairs: pa.Table, rows: Iterable[int]) -> pa.Table:
     return pa.concat_tables([pairs.slice(0, 0), *(pairs.slice(int(row), 1) for row in rows)])
 
 
-def map_table(path: Path) -> pa.Table:
-    """Return the table in a file of Arrow's stream format, memory-mapped."""
-    return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
-
-
 # ---------------------------------------------------------------------------------------------------- line-based files
 def read_lines(data: DataConfig, split: str) -> pa.Table:
     """Read the pairs of line-based files, or map them from the cache, which has them by a digest of the files."""
@@ -102,7 +97,7 @@ def read_lines(data: DataConfig, split: str) -> pa.Table:
     digests = [(str(path.resolve()), digest_file(path)) for path in files.paths]
     key = repr((TEXT_CACHE_VERSION, data.format, files.columns, digests))
     folder = get_or_build(cache_folder(data) / "text" / xxh3_128(key.encode()).hexdigest(), fill)
-    return map_table(folder / PAIRS_FILE)
+    return pa.ipc.open_stream(pa.memory_map(str(folder / PAIRS_FILE))).read_all()
 
 
 def digest_file(path: Path) -> str:
@@ -124,12 +119,6 @@ def read_shards(files: SplitFiles, data: DataConfig) -> Iterator[pa.RecordBatch]
                     "without such lines"
                 )
             yield batch.select(SIDES)
-
-
-def describe_origins(data: DataConfig, split: str) -> tuple[str, str]:
-    """Return how messages refer to the source and target of a split."""
-    where = f"the split {split} of {data.path or 'the built-in corpus'}"
-    return f"{where}, {data.source}", f"{where}, {data.target}"
 
 
 def add_gold_links(pairs: pa.Table, data: DataConfig, split: str) -> pa.Table:
@@ -267,16 +256,12 @@ def read_toy(data: DataConfig, split: str) -> pa.Table:
     if split not in toy.SPLIT_SIZES:
         raise UserError(f"the built-in corpus has no split {split}; it has {list_names(list(toy.SPLIT_SIZES))}")
     pairs = generate_toy_splits()[split]
-    from_german = data.source == "de"
-
-    def orient_links(links: Iterable[tuple[int, int]]) -> list[list[int]]:
-        return [[german, english] if from_german else [english, german] for german, english in links]
-
-    return pa.table(
-        {
-            "source": [pair.german if from_german else pair.english for pair in pairs],
-            "target": [pair.english if from_german else pair.german for pair in pairs],
-            "sure": pa.array([orient_links(pair.sure) for pair in pairs], LINKS_TYPE),
-            "possible": pa.array([orient_links(pair.possible) for pair in pairs], LINKS_TYPE),
-        }
-    )
+    is_from_german = data.source == "de"
+    columns: dict[str, Any] = {
+        side: [pair.german if is_german else pair.english for pair in pairs]
+        for side, is_german in zip(SIDES, (is_from_german, not is_from_german), strict=True)
+    }
+    for name in ("sure", "possible"):
+        links = [[list(link if is_from_german else link[::-1]) for link in getattr(pair, name)] for pair in pairs]
+        columns[name] = pa.array(links, LINKS_TYPE)
+    return pa.table(columns)

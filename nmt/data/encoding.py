@@ -136,12 +136,16 @@ def encode_corpus(
         for name, side in sides.items():
             encode_side(folder, name, pairs, side, limit)
         release_memory()
-        write_order(folder, limit)
+        offsets = (map_file(folder / f"{name}.offsets", np.int64) for name in SIDES)
+        order, runs, message = order_pairs(np.stack(list(map(np.diff, offsets))), limit)
+        (folder / ORDER_FILE).write_bytes(order.data)
+        (folder / RUNS_FILE).write_bytes(runs.tobytes())
+        (folder / MESSAGE_FILE).write_text(message, encoding="utf-8")
 
     # The limit is part of the name, since lines that must exceed it are not tokenized.
     folder = get_or_build(cache_folder(run.data) / "pairs" / f"{key}.{limit}", write_encoding)
     log.info((folder / MESSAGE_FILE).read_text(encoding="utf-8"))
-    order = map_file(folder / ORDER_FILE, row_dtype(len(pairs)))
+    order = map_file(folder / ORDER_FILE, np.uint32)
     main_pairs = mixture_weights[0][0] if mixture_weights else len(pairs)  # pairs of `data.corpora` come after these
     if not (order < main_pairs).any():
         raise make_no_pairs_error(limit, " of data.path" if mixture_weights else "")
@@ -162,11 +166,6 @@ def encode_corpus(
         guided=guided,
         mixture_weights=mixture_weights,
     )
-
-
-def row_dtype(count: int) -> type[np.uint32] | type[np.int64]:
-    """Return the dtype in which the rows of `count` pairs are stored."""
-    return np.uint32 if count <= 2**32 else np.int64
 
 
 def map_file(path: Path, dtype: type[np.generic]) -> Array:
@@ -218,15 +217,6 @@ def id_dtype(side: LanguageTokenizer) -> type[np.uint16] | type[np.int32]:
     return np.uint16 if side.vocab_size <= 2**16 else np.int32
 
 
-def write_order(folder: Path, limit: int) -> None:
-    """Write which rows are kept, in which order, and a message about the others."""
-    offsets = (map_file(folder / f"{name}.offsets", np.int64) for name in SIDES)
-    order, runs, message = order_pairs(np.stack(list(map(np.diff, offsets))), limit)
-    (folder / ORDER_FILE).write_bytes(order.data)
-    (folder / RUNS_FILE).write_bytes(runs.tobytes())
-    (folder / MESSAGE_FILE).write_text(message, encoding="utf-8")
-
-
 def order_pairs(lengths: Indices, limit: int) -> tuple[Array, Indices, str]:
     """Return the order and the runs of the pairs to train on, as in `EncodedPairs`, and a message about the others.
 
@@ -242,7 +232,7 @@ def order_pairs(lengths: Indices, limit: int) -> tuple[Array, Indices, str]:
     )
     if len(dropped):
         message += f" ({format_first_lines((dropped[:MAX_LISTED_LINES] + 1).tolist())})"
-    rows = np.flatnonzero(~is_dropped).astype(row_dtype(len(is_dropped)))
+    rows = np.flatnonzero(~is_dropped).astype(np.uint32)
     order, runs = sort_by_length(lengths[:, rows] + 1)
     return rows[order], runs, message
 
@@ -268,26 +258,22 @@ def get_or_train_tokenizer(pairs: pa.Table, run: TrainRun) -> Tokenizer:
     tags = sorted({f"<{corpus.tag}>" for corpus in run.data.corpora if corpus.tag})
     if config.path:
         tokenizer = import_tokenizer(config.path, list_symbols(config, tags))
-        numbers = sorted({side.vocab_size for side in (tokenizer.source, tokenizer.target)})
-        log.info(f"using the tokenizer of {config.path}, of {' and '.join(f'{n:,}' for n in numbers)} pieces")
+        log.info(f"using the tokenizer of {config.path}, of {tokenizer.source.vocab_size:,} pieces")
         return tokenizer
     settings = dataclasses.replace(config, sampling=0.0)  # does not affect tokenizer training
     key_parts = (text_key(pairs), settings, limit, tags, TOKENIZER_SAMPLE, sentencepiece.__version__)
     key = xxh3_128(repr(key_parts).encode()).hexdigest()
     description = f"{config.type} tokenizer of {config.vocab_size:,} pieces"
-    is_cached = True
 
     def train(folder: Path) -> None:
-        nonlocal is_cached
-        is_cached = False
-        log.info(f"training a {description}")
         train_tokenizer(sample_texts(pairs, "source"), sample_texts(pairs, "target"), config, limit, tags).save(folder)
         release_memory()
 
-    folder = get_or_build(cache_folder(run.data) / "tokenizers" / key, train)
-    if is_cached:
-        log.info(f"using the cached {description}, trained on the same text")
-    return load_tokenizer(folder)
+    folder = cache_folder(run.data) / "tokenizers" / key
+    log.info(
+        f"using the cached {description}, trained on the same text" if folder.is_dir() else f"training a {description}"
+    )
+    return load_tokenizer(get_or_build(folder, train))
 
 
 def sample_texts(pairs: pa.Table, name: str) -> Iterator[str]:
@@ -320,9 +306,11 @@ def text_key(pairs: pa.Table) -> str:
         text_hash = xxh3_128()
         length_hash = xxh3_128()
         for texts in iterate_texts(pairs, name):
-            offsets, data = text_buffers(texts)
+            texts = texts.cast(pa.large_string())
+            _, all_offsets, data = texts.buffers()
+            offsets = np.frombuffer(all_offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
             length_hash.update(np.diff(offsets).data)
-            text_hash.update(data)
+            text_hash.update(memoryview(data or b"")[offsets[0] : offsets[-1]])
         keys += [length_hash.hexdigest(), text_hash.hexdigest()]
     if "sure" in pairs.column_names:
         keys.append(xxh3_128(repr(pairs.select(["sure", "possible"]).to_pydict()).encode()).hexdigest())
@@ -333,14 +321,6 @@ def iterate_texts(pairs: pa.Table, name: str) -> Iterator[pa.Array]:
     """Yield the texts of a side in chunks, in the order of the file."""
     for row in range(0, len(pairs), ENCODING_CHUNK):
         yield pairs[name].slice(row, ENCODING_CHUNK).combine_chunks()
-
-
-def text_buffers(texts: pa.Array) -> tuple[Indices, memoryview]:
-    """Return the byte offsets of texts (the start of each, and the end of the last), and their UTF-8 bytes."""
-    texts = texts.cast(pa.large_string())
-    _, offsets_buffer, data = texts.buffers()
-    offsets = np.frombuffer(offsets_buffer, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    return offsets, memoryview(data or b"")[offsets[0] : offsets[-1]]
 
 
 def to_list(texts: pa.Array) -> list[str]:

@@ -9,7 +9,6 @@ import logging
 import unicodedata
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,22 +43,16 @@ def normalize_words(text: str) -> list[str]:
     return pattern.findall(folded) or list(filter(None, ["".join(folded.split())]))
 
 
-class SentenceKeys(NamedTuple):
-    """A sentence, and what it has in common with those that are nearly the same."""
+def make_keys(text: str) -> tuple[str, set[str], set[str]]:
+    """Return a sentence, and what it has in common with those that are nearly the same.
 
-    whole: str  # empty for a sentence without words, which tells nothing about where it comes from
-    shortened: set[str]  # without one of its words
-    replaced: set[str]  # with a gap in the place of one of its words
-
-
-def make_keys(text: str) -> SentenceKeys:
+    These are the sentence without one of its words, and with a gap in the place of one. A sentence without words is
+    empty: it tells nothing about where it comes from.
+    """
     words = normalize_words(text)
     places = range(len(words)) if MIN_WORDS <= len(words) <= MAX_WORDS else ()
-    return SentenceKeys(
-        " ".join(words),
-        {" ".join(words[:place] + words[place + 1 :]) for place in places},
-        {" ".join([*words[:place], GAP, *words[place + 1 :]]) for place in places},
-    )
+    shortened = {" ".join(words[:place] + words[place + 1 :]) for place in places}
+    return " ".join(words), shortened, {" ".join([*words[:place], GAP, *words[place + 1 :]]) for place in places}
 
 
 class OverlapIndex:
@@ -68,18 +61,18 @@ class OverlapIndex:
     def __init__(self, texts: Iterable[str]) -> None:
         self.same: set[str] = set()
         self.near: set[str] = set()  # without a word of theirs, or with a gap in its place
-        for keys in map(make_keys, texts):
-            self.same.add(keys.whole)
-            self.near |= keys.shortened | keys.replaced
+        for whole, shortened, replaced in map(make_keys, texts):
+            self.same.add(whole)
+            self.near |= shortened | replaced
         self.same.discard("")
 
     def find(self, texts: Sequence[str]) -> npt.NDArray[np.int8]:
         """Return how each sentence occurs in the index: `UNSEEN`, `NEAR` or `EXACT`."""
         found_N = np.full(len(texts), UNSEEN, np.int8)
-        for number, keys in enumerate(map(make_keys, texts)):
-            if keys.whole in self.same:
+        for number, (whole, shortened, replaced) in enumerate(map(make_keys, texts)):
+            if whole in self.same:
                 found_N[number] = EXACT
-            elif self.near & {keys.whole, *keys.replaced} or self.same & keys.shortened:
+            elif self.near & {whole, *replaced} or self.same & shortened:
                 found_N[number] = NEAR
         return found_N
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nmt.config import SIDES, DataConfig
-from nmt.data.corpus import describe_origins, take_rows
+from nmt.data.corpus import take_rows
 from nmt.system.messages import clip_repr
 
 log = logging.getLogger("nmt")
@@ -41,7 +41,7 @@ def warn_if_preprocessed(data: DataConfig, pairs: pa.Table, split: str, may_be_t
         return
     rows = np.unique(np.linspace(0, len(pairs) - 1, min(len(pairs), SAMPLE_LINES)).astype(np.int64))
     source, target = (take_rows(pairs, rows)[side].combine_chunks().cast(pa.large_string()) for side in SIDES)
-    names = describe_origins(data, split)
+    names = [f"{data.path}/{split}.{side}" for side in (data.source, data.target)]
     for kind, (pattern, max_share, remedy) in PROCESSING_KINDS.items():
         for name, lines in zip(names, (source, target), strict=True):
             marks = describe_marks(lines, pc.match_substring_regex(lines, pattern), max_share)

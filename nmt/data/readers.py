@@ -5,6 +5,7 @@ refuses JSON objects whose other keys differ from line to line.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -17,6 +18,7 @@ from nmt.system.messages import clip_repr, list_names, pluralize
 from nmt.system.text import NOT_UTF8, LineReader, describe_decode_error, open_binary
 
 ONE_OBJECT_PER_LINE = "each line must hold one object, which jq -c . FILE writes, or jq -c '.[]' FILE from an array"
+SURROGATE = re.compile("[\ud800-\udfff]")  # an unpaired one, in an escape of JSON
 BATCH_PAIRS = 10_000  # maximum pairs of a record batch
 BATCH_CHARACTERS = 2**20  # of both sides, after which a batch of parsed lines is complete
 TEXT_SCHEMA = pa.schema({"source": pa.string(), "target": pa.string()})
@@ -66,9 +68,9 @@ def build_record_batch(pairs: list[LinePair]) -> pa.RecordBatch:
     return pa.record_batch([pa.array(sources), pa.array(targets), pa.array(numbers)], schema=LINE_SCHEMA)
 
 
-def read_lines(
+def parse_lines(
     paths: Sequence[Path], parse: Callable[..., tuple[str, str] | None], skip: int = 0
-) -> Iterator[pa.RecordBatch | BadLine]:
+) -> Iterator[LinePair | BadLine]:
     """Yield the pairs that `parse` returns for the lines of a file, or of two aligned files, after the first `skip`.
 
     It may raise `NoPairError`.
@@ -76,12 +78,6 @@ def read_lines(
     Raises:
         UserError: two files have different numbers of lines.
     """
-    return batch_line_pairs(parse_lines(paths, parse, skip))
-
-
-def parse_lines(
-    paths: Sequence[Path], parse: Callable[..., tuple[str, str] | None], skip: int
-) -> Iterator[LinePair | BadLine]:
     for number, lines in islice(enumerate(zip_longest(*map(iterate_lines, paths)), 1), skip, None):
         if None in lines:
             counts = [sum(1 for _ in iterate_lines(path)) for path in paths]
@@ -112,7 +108,7 @@ def iterate_lines(path: Path) -> Iterator[bytes]:
 
 def read_text_pairs(source: Path, target: Path) -> Iterator[pa.RecordBatch | BadLine]:
     """Yield the pairs of two line-aligned files."""
-    return read_lines([source, target], lambda *texts: texts)
+    return batch_line_pairs(parse_lines([source, target], lambda *texts: texts))
 
 
 def read_tsv_pairs(
@@ -149,7 +145,7 @@ def read_tsv_pairs(
             raise NoPairError("too many columns", reason)
         return cells[left], cells[right]
 
-    return read_lines([path], parse, skip=int(has_header))
+    return batch_line_pairs(parse_lines([path], parse, skip=int(has_header)))
 
 
 def read_jsonl_pairs(path: Path, source: str, target: str) -> Iterator[pa.RecordBatch | BadLine]:
@@ -170,16 +166,12 @@ def read_jsonl_pairs(path: Path, source: str, target: str) -> Iterator[pa.Record
             raise NoPairError("not a JSON object", f"{reason}; {ONE_OBJECT_PER_LINE}")
         texts = get_nested(record, source), get_nested(record, target)
         for key, text in zip((source, target), texts, strict=True):
-            if not isinstance(text, str):
+            if not isinstance(text, str) or SURROGATE.search(text):
                 reason = f"expected text under '{key}', got {clip_repr(text)}; the line has {list_names(list(record))}"
                 raise NoPairError(f"no text under '{key}'", reason)
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:  # an unpaired surrogate
-                raise NoPairError(f"no text under '{key}'", f"no valid text under '{key}': {error}") from None
         return texts
 
-    return read_lines([path], parse)
+    return batch_line_pairs(parse_lines([path], parse))
 
 
 def get_nested(record: Any, key: str) -> Any:

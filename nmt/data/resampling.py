@@ -9,7 +9,7 @@ import numpy as np
 from tqdm import tqdm
 
 from nmt.config import SIDES
-from nmt.data.augmentation import augment_pair, remove_tag_from_links, split_tag
+from nmt.data.augmentation import augment_pair, split_tag
 from nmt.data.encoding import Array, EncodedPairs, EncodedSide, Indices, concatenate_ids, order_pairs
 from nmt.data.tokenizer import LanguageTokenizer
 from nmt.data.words import join_sentences
@@ -17,16 +17,6 @@ from nmt.system.distributed import all_gather, rank, world_size
 
 TEXTS_PER_SEED = 1_000  # pairs changed and segmented with one seed
 Ids = Sequence[int] | Array
-
-
-def local_range(count: int) -> tuple[int, int]:
-    """Return the range of `count` texts that this rank segments.
-
-    Ranges consist of whole chunks of `TEXTS_PER_SEED`, so that results do not depend on the world size.
-    """
-    chunks = -(-count // TEXTS_PER_SEED)
-    first, last = (min(count, chunks * i // world_size() * TEXTS_PER_SEED) for i in (rank(), rank() + 1))
-    return first, last
 
 
 def sample_ids(
@@ -60,7 +50,8 @@ def augment_texts(
     new_texts: list[list[str]] = []
     for i, (row, source, target) in enumerate(zip(rows.tolist(), *texts, strict=True)):
         tag, untagged = split_tag(source, augmenter.tags)
-        links = remove_tag_from_links(augmenter.links.of_pair(row), tag)
+        size = len(tag)
+        links = [(s - size, e - size, t, u) for s, e, t, u in augmenter.links.of_pair(row) if s >= size]
         new = augment_pair(untagged, target, links, augmenter, rng)
         if rng.random() < augmenter.config.concatenate:
             other = rng.randrange(len(rows))
@@ -89,28 +80,26 @@ def resample_pairs(encoded: EncodedPairs, seed: int, epoch: int) -> EncodedPairs
     subword sampling are used with small corpora.
     """
     rows = np.sort(encoded.order).astype(np.int64)
-    first, last = local_range(len(rows))
     tokenizers = encoded.tokenizer.source, encoded.tokenizer.target
     local_ids: list[list[Ids]] = [[], []]
-    with tqdm(total=last - first, desc="segmenting", unit=" pairs", leave=False, disable=rank() > 0 or None) as bar:
-        for start in range(first, last, TEXTS_PER_SEED):
-            chunk_rows = rows[start : min(start + TEXTS_PER_SEED, last)]
-            table = encoded.pairs.slice(chunk_rows[0], chunk_rows[-1] - chunk_rows[0] + 1)
-            columns = [table[name].to_pylist() for name in SIDES]
-            texts = [[column[row] for row in chunk_rows - chunk_rows[0]] for column in columns]
-            ids: list[list[Ids]] = [[side[row] for row in chunk_rows] for side in (encoded.source, encoded.target)]
-            if encoded.augmenter is not None:
-                augment_texts(encoded, chunk_rows, texts, ids, f"{seed} {epoch} {start}")
-            for number, name in enumerate(SIDES):
-                side_ids = ids[number]
-                if encoded.sampling:
-                    side_seed = f"{seed} {epoch} {name}"
-                    side = tokenizers[number]
-                    side_ids = sample_ids(
-                        texts[number], side_ids, side, encoded.sampling, encoded.max_length, side_seed, start
-                    )
-                local_ids[number] += side_ids
-            bar.update(len(chunk_rows))
+    starts = range(0, len(rows), TEXTS_PER_SEED)
+    share = starts[len(starts) * rank() // world_size() : len(starts) * (rank() + 1) // world_size()]
+    for start in tqdm(share, desc="segmenting", unit=" thousand pairs", leave=False, disable=rank() > 0 or None):
+        chunk_rows = rows[start : start + TEXTS_PER_SEED]
+        table = encoded.pairs.slice(chunk_rows[0], chunk_rows[-1] - chunk_rows[0] + 1)
+        columns = [table[name].to_pylist() for name in SIDES]
+        texts = [[column[row] for row in chunk_rows - chunk_rows[0]] for column in columns]
+        ids: list[list[Ids]] = [[side[row] for row in chunk_rows] for side in (encoded.source, encoded.target)]
+        if encoded.augmenter is not None:
+            augment_texts(encoded, chunk_rows, texts, ids, f"{seed} {epoch} {start}")
+        for number, (name, side) in enumerate(zip(SIDES, tokenizers, strict=True)):
+            side_ids = ids[number]
+            if encoded.sampling:
+                side_seed = f"{seed} {epoch} {name}"
+                side_ids = sample_ids(
+                    texts[number], side_ids, side, encoded.sampling, encoded.max_length, side_seed, start
+                )
+            local_ids[number] += side_ids
     ranks = all_gather([concatenate_ids(ids, side) for ids, side in zip(local_ids, tokenizers, strict=True)])
     sides = []
     lengths = np.zeros((2, len(encoded.pairs)), dtype=np.int64)

@@ -15,7 +15,7 @@ import random
 import re
 import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
@@ -164,18 +164,11 @@ class LanguageTokenizer:
         """
         all_parts = [(number > 0, part) for line in lines for word in line for number, part in enumerate(word)]
         with_markers = self.encode([JOIN_MARKER * is_joined + part for is_joined, part in all_parts])
-        encoded = (
-            ids[self.join_marker_size * is_joined :]
-            for ids, (is_joined, _) in zip(with_markers, all_parts, strict=True)
-        )
+        marker_size = len(self.processor.encode(JOIN_MARKER))  # no piece contains it
+        encoded = (ids[marker_size * is_joined :] for ids, (is_joined, _) in zip(with_markers, all_parts, strict=True))
         by_line = [[next(encoded) for word in line for _ in word] for line in lines]
         ids = [[i for part in parts for i in part] for parts in by_line]
         return ids, [[index for index, part in enumerate(parts) for _ in part] for parts in by_line]
-
-    @cached_property
-    def join_marker_size(self) -> int:
-        """Number of ids of `JOIN_MARKER` at the beginning of a line, since no piece contains it."""
-        return len(self.processor.encode(JOIN_MARKER))
 
     def word_indices(self, line: str, ids: Sequence[int]) -> list[int]:
         """Return for each id of a segmented line the index of its word in the line, or -1 for none, like `</s>`.
@@ -347,7 +340,11 @@ def train_language_tokenizer(
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=split_long_lines(lines),
+            sentence_iterator=(
+                line[start : start + MAX_TRAINING_LINE]
+                for line in lines
+                for start in range(0, len(line), MAX_TRAINING_LINE)
+            ),
             model_writer=model,
             model_type=config.type,
             user_defined_symbols=list_symbols(config, tags),
@@ -367,7 +364,12 @@ def train_language_tokenizer(
             unk_piece=SPECIALS[UNK],
         )
     except RuntimeError as error:
-        raise UserError(explain_training_error(str(error), config, side)) from error
+        name = "both sides" if config.joint else f"the {side} side"
+        for pattern, explanation in TRAINING_ERRORS.items():
+            if match := re.search(pattern, str(error)):
+                text = explanation.format(*match.groups(), name=name, size=config.vocab_size, type=config.type)
+                raise UserError(text) from error
+        raise UserError(f"SentencePiece cannot train a tokenizer on the text of {name}: {error}") from error
     return LanguageTokenizer(model.getvalue())
 
 
@@ -375,21 +377,6 @@ def list_symbols(config: TokenizerConfig, tags: Sequence[str]) -> list[str]:
     """Return the user-defined symbols of a tokenizer, in the order of their ids."""
     literal_pieces = [chr(FIRST_LITERAL_PIECE + i) for i in range(config.literals)]
     return [*(SPACE_SYMBOL + tag for tag in tags), *literal_pieces]
-
-
-def split_long_lines(lines: Iterable[str]) -> Iterator[str]:
-    for line in lines:
-        for start in range(0, len(line), MAX_TRAINING_LINE):
-            yield line[start : start + MAX_TRAINING_LINE]
-
-
-def explain_training_error(error: str, config: TokenizerConfig, side: str) -> str:
-    """Translate an error of SentencePiece's trainer into a message with the key, its value and one that works."""
-    name = "both sides" if config.joint else f"the {side} side"
-    for pattern, explanation in TRAINING_ERRORS.items():
-        if match := re.search(pattern, error):
-            return explanation.format(*match.groups(), name=name, size=config.vocab_size, type=config.type)
-    return f"SentencePiece cannot train a tokenizer on the text of {name}: {error}"
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from nmt.config import BOS, EOS, PAD, UNK
 from nmt.data.tokenizer import (
+    BPE,
     BYTE_PIECES,
     MAX_MODEL_BYTES,
     SPECIALS,
@@ -19,7 +20,7 @@ from nmt.data.tokenizer import (
 from nmt.errors import UserError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of pieces
-MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
+UNIGRAM = 1  # type of a SentencePiece model, as `BPE`
 
 
 def import_tokenizer(path: str, symbols: Sequence[str]) -> Tokenizer:
@@ -53,10 +54,8 @@ def renumber_pieces(data: bytes, path: str, symbols: Sequence[str]) -> bytes:
     """
     model = parse_model(data)
     settings = model.trainer_spec
-    if MODEL_TYPES.get(settings.model_type) not in ("unigram", "bpe"):
-        raise UserError(
-            f"tokenizer.path={path} is a model of type {MODEL_TYPES.get(settings.model_type)}; use a BPE or unigram one"
-        )
+    if settings.model_type not in (UNIGRAM, BPE):
+        raise UserError(f"tokenizer.path={path} is a model of words or characters; use a BPE or unigram one")
     pieces = {kind: [piece for piece in model.pieces if piece.type == kind] for kind in (USER_DEFINED, BYTE, NORMAL)}
     if len(pieces[BYTE]) != BYTE_PIECES:
         raise UserError(

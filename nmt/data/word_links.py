@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from nmt.config import SIDES
-from nmt.data.words import detect_script
 from nmt.errors import UserError
 from nmt.system.text import TextInput
 
@@ -48,10 +47,6 @@ class GoldLinks:
         sure_links = frozenset((s, t) for s, t in sure)
         return cls(sure_links, sure_links | {(s, t) for s, t in possible})
 
-    def transpose(self) -> "GoldLinks":
-        """Return the links for a model of the opposite direction."""
-        return GoldLinks(frozenset(transpose_links(self.sure)), frozenset(transpose_links(self.possible)))
-
 
 def parse_gold_links(line: str, base: int, source_words: int, target_words: int) -> GoldLinks:
     """Parse the gold links of a line: `i-j` is sure, `ipj` or `i?j` possible, for source word i and target word j.
@@ -70,11 +65,10 @@ def parse_gold_links(line: str, base: int, source_words: int, target_words: int)
         link = int(match[1]) - base, int(match[3]) - base
         for side, word, words in zip(SIDES, link, (source_words, target_words), strict=True):
             if not 0 <= word < words:
-                valid = f"words {base} to {words - 1 + base}" if words else "no words"
-                problem = f"{text[:40]!r} is out of range: counted from {base}, the {side} sentence has {valid}"
-                if not base:
-                    problem += "; if words are counted from 1, nmt.align accepts gold_base=1 for its gold file"
-                raise ValueError(problem)
+                raise ValueError(
+                    f"{text[:40]!r} is out of range: counted from {base}, the {side} sentence has {words} words "
+                    "between spaces; if words are counted from 1, nmt.align accepts gold_base=1 for its gold file"
+                )
         links[match[2]].append(link)
     return GoldLinks.from_pairs(links["-"], links["p"] + links["?"])
 
@@ -93,10 +87,7 @@ def read_gold_links(path: Path, base: int, sources: Sentences, targets: Sentence
         try:
             gold.append(parse_gold_links(line, base, len(source), len(target)))
         except ValueError as error:
-            remedy = ""
-            if detect_script(source) or detect_script(target):
-                remedy = "; words are counted between spaces: write spaces between the words of the text"
-            raise UserError(f"{path}:{number}: {error}{remedy}") from None
+            raise UserError(f"{path}:{number}: {error}") from None
     return gold
 
 

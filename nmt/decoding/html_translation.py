@@ -57,10 +57,8 @@ def restore(block: Block, translation: Translation) -> str:
     if not block.nodes:
         return html.escape(translation.text, quote=False)
     source_spans, target_spans = find_words(block.text, block.places), find_words(translation.text)
-    source, target = (
-        [block.text[slice(*span)] for span in source_spans],
-        [translation.text[slice(*span)] for span in target_spans],
-    )
+    source = [block.text[slice(*span)] for span in source_spans]
+    target = [translation.text[slice(*span)] for span in target_spans]
     weights_TS = np.zeros((len(target), len(source)))
     if translation.weights_TS is None:  # of a very long line
         weights_TS[np.arange(len(target)), np.arange(len(target)) * len(source) // max(1, len(target))] = 1

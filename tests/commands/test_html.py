@@ -107,13 +107,6 @@ def test_invalid_input_is_an_error(blind: Path, settings: tuple[str, ...], text:
     assert message in run_error("translate", *arguments, "format=html", folder=blind, text=text)
 
 
-def test_python_rejects_what_is_not_text_and_models_without_attention(blind: Path) -> None:
-    with pytest.raises(nmt.UserError, match="is not a string"):
-        nmt.load(blind / "runs" / "mine").translate_html(b"<p>")  # type: ignore[arg-type]
-    with pytest.raises(nmt.UserError, match="a model without attention cannot translate HTML"):
-        nmt.load(blind / "runs" / "sightless").translate_html("<p>x</p>")
-
-
 # ------------------------------------------------------------------------------------------------------------- server
 def test_server_answers_as_the_command(blind: Path) -> None:
     model = nmt.load(blind / "runs" / "mine", precision="fp32", beam=3)

@@ -195,16 +195,6 @@ def test_bad_lines_and_unused_files_are_reported(tmp_path: Path) -> None:
     assert report["bad_lines"] == [{"file": "raw/raw.de", "problem": "not UTF-8", "lines": 1, "first": [7]}]
 
 
-def test_examples_are_short_and_different(tmp_path: Path) -> None:
-    pairs = [("ein Hund" * 400, "a dog " * 400), ("same", "same"), *make_pairs(100)]
-    write_pairs(tmp_path / "raw", pairs * 3)
-    run_ok("prepare", "input=raw", "output=out", "valid_size=2", "test_size=2", folder=tmp_path)
-    report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
-    assert report["pairs_dropped"]["copies"] == 3 and len(report["examples"]["copies"]) == 1
-    (too_long,) = report["examples"]["max_words"]
-    assert too_long["target"] == ("a dog " * 400)[:500] + "…"
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_killed_preparation_leaves_nothing_after_the_next(tmp_path: Path, number: int) -> None:
     write_pairs(tmp_path / "raw", make_pairs(3_000))

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -221,14 +220,6 @@ def test_tags_of_corpora_stay_at_the_beginning(tmp_path: Path) -> None:
     assert sum(a != b[0] for a, b in zip(sources, new, strict=True)) > 100
     for i, (source, _) in enumerate(new):
         assert source.count("<BT>") == i % 2 and source.startswith("<BT> ") == bool(i % 2)
-
-
-def test_pair_that_would_be_too_long_stays_as_it_is(encoded: EncodedPairs) -> None:
-    rows = np.sort(encoded.order).astype(np.int64)
-    limit = int(encoded.lengths(rows).max()) - 1
-    new = resample_pairs(replace(encoded, max_length=limit), 1, 0)
-    assert new.lengths(rows).max() == limit + 1
-    assert decode(new) != decode(encoded)
 
 
 @pytest.mark.parametrize(

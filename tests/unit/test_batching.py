@@ -43,7 +43,6 @@ from nmt.data.encoding import (
 )
 from nmt.data.tokenizer import LanguageTokenizer, Tokenizer, train_tokenizer
 from nmt.errors import UserError
-from nmt.model.kernels.cuda_graphs import MAX_GRAPHS
 
 MULTI30K = SHARED / "multi30k"
 
@@ -214,22 +213,6 @@ def side(request: pytest.FixtureRequest) -> LanguageTokenizer:
 def test_must_exceed_has_no_false_positives(side: LanguageTokenizer, text: str, limit: int) -> None:
     if side.must_exceed(text, limit):
         assert len(side.encode([text])[0]) > limit
-
-
-def test_very_long_lines_are_not_tokenized(
-    run: Run, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    encode, max_lengths = LanguageTokenizer.encode, []
-
-    def recording_encode(side: LanguageTokenizer, lines: list[str], **kwargs: Any) -> list[list[int]]:
-        max_lengths.append(max(map(len, lines)))
-        return encode(side, lines, **kwargs)
-
-    monkeypatch.setattr(LanguageTokenizer, "encode", recording_encode)
-    encoded = encode_corpus(make_corpus(["ab", "x" * 100_000, "cd"], ["ab", "ef", "ab " * 40_000]), tokenizer, run())
-    assert get_kept_rows(encoded) == [0] and max(max_lengths) == 2
-    assert "dropped 0 with an empty side and 2 longer than data.max_length=100 pieces" in caplog.text
 
 
 def test_very_long_lines_are_excluded_from_tokenizer_training() -> None:
@@ -419,24 +402,3 @@ def test_batch_much_smaller_than_all_shapes_gets_its_own_shape() -> None:
     assert pick_shape((32, 19, 22), shapes_K3) == [32, 24, 24]  # half a batch, split for lack of memory
     assert pick_shape((64, 31, 30), shapes_K3) == [64, 32, 32]  # longer than all shapes
     assert pick_shape((7, 3, 9), NO_SHAPES) == [7, 8, 16]
-
-
-@pytest.mark.parametrize(
-    ("mean", "spread", "settings"),
-    [
-        (14, 0.15, {"batch_tokens": 1_000}),  # lengths as in captions
-        (28, 0.12, {"batch_sentences": 384}),  # news
-    ],
-)
-def test_epoch_has_few_shapes_and_little_padding(mean: float, spread: float, settings: dict[str, Any]) -> None:
-    rng = np.random.default_rng(1)
-    source = np.clip(rng.gamma(5, mean / 5, 30_000), 3, 80).astype(np.int64)
-    target = np.clip(source * rng.normal(1, spread, len(source)), 3, 80).astype(np.int64)
-    encoded = make_pairs(source.tolist(), target.tolist())
-    batches = epoch_batches(encoded, TrainConfig(**settings), 1, 0)
-    sizes_N3 = np.array([[len(rows), *encoded.lengths(rows).max(axis=1)] for rows in batches])
-    pieces = int(encoded.lengths(encoded.order).sum())
-    shapes_K3 = choose_shapes(sizes_N3, pieces, MAX_GRAPHS)
-    padded_N3 = np.array([pick_shape(size, shapes_K3) for size in sizes_N3.tolist()])
-    assert len(np.unique(padded_N3, axis=0)) <= len(shapes_K3) <= MAX_GRAPHS
-    assert 1 - pieces / count_positions(padded_N3).sum() < 0.06

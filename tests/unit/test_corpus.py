@@ -6,12 +6,9 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +21,7 @@ from nmt.config import DataConfig
 from nmt.config.data import DataOverride
 from nmt.data import cache, corpus
 from nmt.data.cache import cache_folder
-from nmt.data.corpus import load_pairs, stream_pairs
+from nmt.data.corpus import load_pairs
 from nmt.data.readers import LINE_READERS, BadLine
 from nmt.data.splits import VALID_SPLITS
 from nmt.data.toy import corpus as toy
@@ -378,7 +375,7 @@ def test_read_jsonl(read: Read, keys: tuple[str, str]) -> None:
         ({"de": 1, "en": "b"}, "train.jsonl:2: expected text under 'de', got 1;"),
         ({"de": {"x": "y"}, "en": "b"}, "train.jsonl:2: expected text under 'de', got {'x': 'y'};"),
         ('{"de": oops', r"train.jsonl:2: not JSON \(Expecting value: line 1 column 8"),
-        (r'{"de": "\ud800", "en": "b"}', "train.jsonl:2: .*surrogates not allowed"),
+        (r'{"de": "\ud800", "en": "b"}', r"train.jsonl:2: expected text under 'de', got '.ud800'"),
     ],
 )
 def test_invalid_jsonl_raises(read: Read, line: Any, message: str) -> None:
@@ -442,27 +439,16 @@ TEXT_TYPES = [
 @pytest.mark.parametrize("type", TEXT_TYPES, ids=str)
 def test_all_arrow_text_types_are_read(tmp_path: Path, type: pa.DataType) -> None:
     texts = ["Hund", "ä€😀\r\n and more than twelve bytes", "", "Hund"]
-    array = pa.array(texts)
-    array = array.cast(type)
+    array = pa.array(texts).cast(type)
     nested = pa.StructArray.from_arrays([array, pa.array(["a", "b", "c", "d"])], ["de", "en"])
-    tables = {"flat": {"de": array, "en": ["a", "b", "c", "d"]}, "nested": {"translation": nested}}
-    for name, table in tables.items():
-        write_parquet(tmp_path / name, "train.parquet", table)
-        source, target = ("translation.de", "translation.en") if name == "nested" else ("de", "en")
-        for streaming, format in itertools.product((False, True), ("parquet", "hub")):
-            data = DataConfig(
-                format=format,
-                path=str(tmp_path / name / "data"),
-                cache=str(tmp_path / "cache"),
-                streaming=streaming,
-                source=source,
-                target=target,
-            )
-            for _ in range(2):  # the second time from the cache
-                pairs = load_pairs(data, "train")
-                assert (pairs["source"].to_pylist(), pairs["target"].to_pylist()) == (texts, ["a", "b", "c", "d"])
-        [batch] = stream_pairs(replace(data, format="parquet"), "train")
-        assert batch["source"].to_pylist() == texts
+    write_parquet(tmp_path, "train.parquet", {"translation": nested})
+    columns = {"source": "translation.de", "target": "translation.en"}
+    for streaming, format in itertools.product((False, True), ("parquet", "hub")):
+        path, cache = str(tmp_path / "data"), str(tmp_path / "cache")
+        data = DataConfig(format=format, path=path, cache=cache, streaming=streaming, **columns)
+        for _ in range(2):  # the second time from the cache
+            pairs = load_pairs(data, "train")
+            assert (pairs["source"].to_pylist(), pairs["target"].to_pylist()) == (texts, ["a", "b", "c", "d"])
 
 
 def test_folder_names_with_glob_characters(tmp_path: Path) -> None:
@@ -515,23 +501,6 @@ def test_unreachable_hub_dataset_raises(monkeypatch: pytest.MonkeyPatch, tmp_pat
         load_pairs(data, "train")
 
 
-def test_datasets_are_cached_across_processes_and_read_without_network(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Start interpreters of their own, whose hashes of strings differ."""
-    write_parquet(tmp_path, "train.parquet", {"de": ["a"], "en": ["b"]})
-    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("tried to connect"))
-    monkeypatch.setattr("socket.getaddrinfo", lambda *_: pytest.fail("tried to resolve a name"))
-    for format in ("parquet", "hub"):
-        data = DataConfig(format=format, path=str(tmp_path / "data"), cache=str(tmp_path / format))
-        load_pairs(data, "train")
-        files = [(path, path.stat().st_mtime_ns) for path in (tmp_path / format).rglob("*.arrow")]
-        assert len(files) == 1
-        code = f"from nmt.config import DataConfig; from nmt.data.corpus import load_pairs; load_pairs({data}, 'train')"
-        subprocess.run([sys.executable, "-c", code], check=True)
-        assert files == [(path, path.stat().st_mtime_ns) for path in (tmp_path / format).rglob("*.arrow")]
-
-
 @pytest.mark.parametrize("source, target", [("de", "en"), ("en", "de")])
 def test_read_builtin_corpus(source: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"train": 20, "valid": 10, "test": 0}
@@ -572,13 +541,3 @@ def test_file_suffixes_match_completely(read: Read) -> None:
     assert read(files, source="tok.de", target="tok.en") == (["c"], ["d"])
     files = {"train.src.txt": "e\n", "train.tgt.txt": "f\n", "train.txt": "g\n"}
     assert read(files, source="src.txt", target="tgt.txt") == (["e"], ["f"])
-
-
-def test_reading_prints_nothing(read: Read, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    write_parquet(tmp_path, "train.parquet", {"de": ["a"], "en": ["b"]})
-    read({}, format="parquet")
-    with pytest.raises(UserError):
-        read({"train.parquet": "x"}, format="parquet")
-    read({"train.de": "a", "train.en": "b"})
-    read({"train.jsonl": to_json_lines({"de": "a", "en": "b"})}, format="jsonl")
-    assert capfd.readouterr() == ("", "")

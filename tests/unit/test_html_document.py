@@ -11,11 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.config import TokenizerConfig
 from nmt.data.html_document import Block, parse_document, restore_block
-from nmt.data.tokenizer import group_by_spaces, train_tokenizer
 from nmt.data.words import find_spans
-from nmt.decoding.html_translation import find_words, index_pieces, list_texts, restore
+from nmt.decoding.html_translation import find_words, list_texts, restore
 from nmt.decoding.translation import Translation
 
 
@@ -183,26 +181,6 @@ def test_deep_nesting_is_kept() -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- links
-TEXTS = ["Der Hund, den ich „sah“.", "ein é 😀 ▁ x", "我爱你。Hund 3,5", "ﬁn… ½ Ａｐｆｅｌ", "أنا أحب القطط."]
-
-
-@pytest.mark.parametrize("type", ["bpe", "unigram", "char"])
-def test_pieces_belong_to_the_words_in_which_they_begin(type: str) -> None:
-    side = train_tokenizer(TEXTS[:2] * 30, TEXTS[:2] * 30, TokenizerConfig(type=type, vocab_size=280)).source
-    for text in TEXTS:
-        [ids] = side.encode([text])
-        pieces = [*side.pieces(ids), "</s>"]
-        spans = find_words(text)
-        index = index_pieces(pieces, text, spans)
-        assert index[-1] == -1 and index[:-1] == sorted(index[:-1])
-        # Of each word between spaces, the pieces belong to its own words and marks.
-        spaced = [number for number, part in enumerate(text.replace("▁", " ").split()) for _ in part]
-        start_of = [len("".join(text[:start].replace("▁", " ").split())) for start, _ in spans]
-        _, groups = group_by_spaces(pieces)
-        got = [spaced[start_of[word]] for word, group in zip(index, groups, strict=True) if group >= 0]
-        assert got == [group for group in groups if group >= 0]
-
-
 @given(st.permutations(range(6)), st.integers(0, 10**6))
 def test_tags_follow_a_permutation_behind_noise(order: list[int], seed: int) -> None:
     """Also where one word, here the last one, draws attention from all others."""

@@ -11,7 +11,6 @@ from nmt.data.word_links import (
     GoldLinks,
     grow_diag_final_and,
     parse_gold_links,
-    transpose_links,
 )
 from nmt.evaluation.metrics import LinkCounts
 
@@ -30,7 +29,6 @@ def test_parsed_gold_links_match_original(sure, possible, base, sign, random):
     random.shuffle(texts)
     gold = parse_gold_links(" ".join(texts), base, WORDS, WORDS)
     assert gold == GoldLinks(frozenset(sure), frozenset(sure | possible)) == GoldLinks.from_pairs(sure, possible)
-    assert gold.transpose().transpose() == gold and gold.transpose().sure == transpose_links(sure)
 
 
 @pytest.mark.parametrize(
@@ -41,10 +39,10 @@ def test_parsed_gold_links_match_original(sure, possible, base, sign, random):
         ("-1-0", 0, "'-1-0' is not a link"),
         ("0-0-0", 0, "'0-0-0' is not a link"),
         ("\u0661-0", 0, "'\u0661-0' is not a link"),  # a digit outside of ASCII
-        ("3-0", 0, "'3-0' is out of range: counted from 0, the source sentence has words 0 to 2"),
-        ("0p2", 0, "'0p2' is out of range: counted from 0, the target sentence has words 0 to 1"),
-        ("0-1", 1, "'0-1' is out of range: counted from 1, the source sentence has words 1 to 3"),
-        ("1?3", 1, "'1?3' is out of range: counted from 1, the target sentence has words 1 to 2"),
+        ("3-0", 0, "'3-0' is out of range: counted from 0, the source sentence has 3 words"),
+        ("0p2", 0, "'0p2' is out of range: counted from 0, the target sentence has 2 words"),
+        ("0-1", 1, "'0-1' is out of range: counted from 1, the source sentence has 3 words"),
+        ("1?3", 1, "'1?3' is out of range: counted from 1, the target sentence has 2 words"),
     ],
 )
 def test_invalid_reference_alignments_raise(line, base, message):

@@ -194,10 +194,6 @@ def test_partner_is_the_file_of_the_same_name(tmp_path: Path) -> None:
     assert read_all(tmp_path / "m")[0] == read_all(tmp_path)[0] == [("m.de", "m.en")]
 
 
-def test_each_file_is_read_once(folder: Path) -> None:
-    assert read_all([folder / "c.de", folder / "c", folder / ".." / folder.name / "c.en.gz"])[0] == EXPECTED
-
-
 def test_parquet_rows_without_text_are_counted(tmp_path: Path) -> None:
     pq.write_table(pa.table({"de": ["a", None, "c"], "en": ["A", "B", "C"]}), tmp_path / "x.parquet")
     pairs, [bad] = read_all(tmp_path / "x.parquet")

@@ -74,7 +74,7 @@ def test_tokenizer_of_a_run_stays_the_same(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"byte_fallback": False, "vocab_size": 60}, "has no pieces for bytes.*train it with byte_fallback=true"),
-        ({"model_type": "char"}, "is a model of type char; use a BPE or unigram one"),
+        ({"model_type": "char"}, "is a model of words or characters; use a BPE or unigram one"),
     ],
 )
 def test_unsuitable_models_raise(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
