@@ -6,7 +6,6 @@ sentence in a batch counts its pieces and `</s>`, never `<s>`.
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,25 +27,7 @@ MAX_SHAPE_EXCESS = 1.75  # a batch is not padded to a shape with more than this 
 NO_SHAPES: Indices = np.zeros((0, 3), np.int64)
 
 
-@dataclass(frozen=True)
-class Batches(Sequence[Indices]):
-    """The rows of each update of an epoch."""
-
-    order: RowArray  # rows of all updates, which are sorted by length
-    ends: Indices  # end of each update in `order`, after a leading 0
-    permutation: Indices  # order in which the updates are performed
-
-    def __len__(self) -> int:
-        return len(self.permutation)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(len(self))[index]]
-        update = self.permutation[index]
-        return self.order[self.ends[update] : self.ends[update + 1]].astype(np.int64)
-
-
-def epoch_batches(encoded: EncodedPairs, config: TrainConfig, seed: int, epoch: int) -> Batches:
+def epoch_batches(encoded: EncodedPairs, config: TrainConfig, seed: int, epoch: int) -> list[Indices]:
     """Return the rows of each update of an epoch, as a deterministic function of the arguments.
 
     Each pair occurs once, or with corpus weights as often as its weight on average over epochs. An update has pairs of
@@ -56,17 +37,17 @@ def epoch_batches(encoded: EncodedPairs, config: TrainConfig, seed: int, epoch: 
     Every epoch has the same number of updates, since only pairs of equal size are shuffled before the rows are split.
     With fractional weights, subword sampling or augmentation, the number differs somewhat.
 
-    Memory use is 4 bytes per pair plus the boundaries.
+    Memory use is 8 bytes per pair plus the boundaries.
     """
     rng = np.random.default_rng((seed, epoch))
     source, target, counts = encoded.runs
     if encoded.mixture_weights:
         parts = np.array_split(encoded.order, EPOCH_PARTS)
         times = np.concatenate([count_repetitions(rows, encoded.mixture_weights, epoch) for rows in parts])  # type: ignore[arg-type]
-        order: RowArray = np.repeat(encoded.order, times)  # type: ignore[assignment]
+        order = np.repeat(encoded.order, times).astype(np.int64)
         counts = np.add.reduceat(times, np.cumsum(counts) - counts, dtype=np.int64)
     else:
-        order = encoded.order.copy()
+        order = encoded.order.astype(np.int64)
     for end, count in zip(np.cumsum(counts).tolist(), counts.tolist(), strict=True):
         if count > 1:
             rng.shuffle(order[end - count : end])
@@ -74,7 +55,7 @@ def epoch_batches(encoded: EncodedPairs, config: TrainConfig, seed: int, epoch: 
         ends = np.append(np.arange(0, len(order), config.batch_sentences), len(order))
     else:
         ends = batch_boundaries(np.maximum(source, target), counts, config.batch_tokens)
-    return Batches(order, ends, rng.permutation(len(ends) - 1))
+    return [order[ends[update] : ends[update + 1]] for update in rng.permutation(len(ends) - 1)]
 
 
 def count_repetitions(

@@ -68,14 +68,11 @@ def restore(block: Block, translation: Translation) -> str:
         target_index = index_pieces(target_pieces, translation.text, target_spans)
         pooled_TS = pool_to_words(translation.weights_TS, source_index, target_index)[:-1, :-1]
         weights_TS[: pooled_TS.shape[0], : pooled_TS.shape[1]] = pooled_TS  # the last words may have no pieces
-    is_same_kind_TS = np.array([[is_word(t) == is_word(s) for s in source] for t in target]).reshape(weights_TS.shape)
+    source_is_word, target_is_word = ([any(map(str.isalnum, word)) for word in words] for words in (source, target))
+    is_same_kind_TS = np.equal.outer(target_is_word, source_is_word)
     is_same_TS = np.array([[s == t and not s.islower() for s in source] for t in target]).reshape(weights_TS.shape)
     shares_TS = is_same_TS + is_same_kind_TS * weights_TS / np.maximum(weights_TS.sum(axis=0), np.finfo(float).tiny)
     return restore_block(block, source_spans, translation.text, target_spans, shares_TS)
-
-
-def is_word(token: str) -> bool:
-    return any(map(str.isalnum, token))
 
 
 def find_words(line: str, places: Collection[int] = ()) -> list[Span]:

@@ -148,18 +148,12 @@ def test_cache_key_depends_on_content(run: Run, tokenizer: Tokenizer, tmp_path: 
     first = encode_corpus(pairs, tokenizer, run())
     second = encode_corpus(pa.concat_tables([pairs[:7], pairs[7:]]), tokenizer, run())
     assert count_folders() == 1 and first.key == second.key and first.source.ids.tolist() == second.source.ids.tolist()
-    variants = (  # the same letters in other places
-        make_corpus(["ab", "cd ef"], ["gh", "x"]),
-        make_corpus(["abc", "d ef"], ["gh", "x"]),
-        make_corpus(["ab", "cd"], ["efgh", "x"]),
-    )
-    for count, variant in enumerate(variants, 2):
-        encode_corpus(variant, tokenizer, run())
-        assert count_folders() == count
+    for targets in (["gh", "x"], ["g", "hx"]):  # the same letters in other places
+        encode_corpus(make_corpus(["ab", "cd ef"], targets), tokenizer, run())
     encode_corpus(pairs, Tokenizer(tokenizer.target, tokenizer.source), run())
-    assert count_folders() == 5
+    assert count_folders() == 4
     assert encode_corpus(pairs, tokenizer, run(max_length=5)).key == first.key
-    assert count_folders() == 6
+    assert count_folders() == 5
 
 
 def test_large_vocabularies_use_int32_ids(run: Run, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,12 +235,7 @@ def test_tokenizer_is_cached_by_text_and_settings(run: Run, tmp_path: Path, capl
     ]
     config.tokenizer.joint = False
     assert get_or_train_tokenizer(pairs, config) != first
-    assert get_or_train_tokenizer(make_random_corpus(299), config) != first
-    assert caplog.messages[2:] == ["training a bpe tokenizer of 280 pieces"] * 2
-    config.tokenizer.vocab_size = 9_000
-    with pytest.raises(UserError, match="tokenizer.vocab_size=9000 is more than"):
-        get_or_train_tokenizer(pairs, config)
-    assert sum(path.is_dir() for path in (tmp_path / "tokenizers").iterdir()) == 3
+    assert caplog.messages[2:] == ["training a bpe tokenizer of 280 pieces"]
 
 
 def test_tokenizer_text_of_large_corpora_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,9 +249,6 @@ def test_tokenizer_text_of_large_corpora_is_sampled(monkeypatch: pytest.MonkeyPa
     assert sample == sorted(sample, key=int)
     quarters = Counter(int(line) // 5_000 for line in sample)
     assert all(400 < quarters[quarter] < 600 for quarter in range(4))
-    digits = Counter(line[-1] for line in sample)
-    assert all(140 < digits[digit] < 260 for digit in "0123456789")
-    assert 1_300 < len(list(sample_texts(pairs.slice(0, 2_100), "source"))) <= 2_000
 
 
 sizes = st.lists(st.tuples(st.integers(2, 30), st.integers(2, 30)), min_size=1, max_size=60)
@@ -332,18 +318,6 @@ def test_order_is_determined_by_seed_and_epoch() -> None:
     assert all(a != b for i, a in enumerate(different) for b in different[:i])
     assert len({len(batches) for batches in different}) == 1
     assert {frozenset(batch) for batch in order(1, 0)} != {frozenset(batch) for batch in order(1, 1)}
-
-
-def test_padding_waste_matches_padding_of_batches() -> None:
-    rng = random.Random(0)
-    encoded = make_pairs([rng.randint(2, 9) for _ in range(50)], [rng.randint(2, 9) for _ in range(50)])
-    batches = epoch_batches(encoded, TrainConfig(batch_tokens=60), 0, 0)
-    positions = padding = 0
-    for batch in (collate(encoded, indices) for indices in batches):
-        for ids, lengths in ((batch.source_BS, batch.source_length_B), (batch.target_BT[:, 1:], batch.target_length_B)):
-            positions += ids.numel()
-            padding += ids.numel() - int(lengths.sum())
-    assert padding_waste(encoded, batches) == pytest.approx(padding / positions)
 
 
 @given(size=st.integers(1, 50), parts=st.integers(1, 9))

@@ -9,7 +9,6 @@ from nmt.data.corpus import get_gold_links
 from nmt.data.word_links import (
     SYMMETRIZATIONS,
     GoldLinks,
-    grow_diag_final_and,
     parse_gold_links,
 )
 from nmt.evaluation.metrics import LinkCounts
@@ -102,24 +101,6 @@ def test_symmetrization_matches_reference_algorithms(forward, backward):
         linked_others = {link[1 - side] for link in grown}
         assert all(link[1 - side] in linked_others for link in union if link[side] in unlinked)
     assert all(symmetrize(forward, forward) == forward for symmetrize in SYMMETRIZATIONS.values())
-
-
-@pytest.mark.parametrize(
-    ("forward", "backward", "expected"),
-    [
-        pytest.param("0-0 1-1", "0-0 1-1", "0-0 1-1", id="agreement"),
-        pytest.param("0-0 1-1", "0-0", "0-0 1-1", id="diagonal neighbor"),
-        pytest.param("0-0 0-1 0-2", "0-0", "0-0 0-1 0-2", id="neighbor of an added link"),
-        pytest.param("0-0 1-1 0-1", "0-0 1-1", "0-0 1-1", id="both words already linked"),
-        pytest.param("0-0 3-3", "0-0", "0-0 3-3", id="distant link between unlinked words"),
-        pytest.param("0-0 0-3", "0-0", "0-0", id="distant link of a linked word"),
-        pytest.param("0-2", "0-0", "0-2", id="no intersection: forward comes first"),
-        pytest.param("0-0 2-0", "", "0-0", id="first of two candidates"),
-        pytest.param("", "", "", id="empty"),
-    ],
-)
-def test_grow_diag_final_and(forward, backward, expected):
-    assert grow_diag_final_and(parse_links(forward), parse_links(backward)) == parse_links(expected)
 
 
 # --- alignment error rate

@@ -232,24 +232,15 @@ def test_tag_is_a_single_piece(tmp_path: Path, type: str, joint: bool, normaliza
     tokenizer = make_tagged_tokenizer(type, joint, normalization)
     tokenizer.save(tmp_path)
     tokenizer = load_tokenizer(tmp_path)
-    texts = ["ab cd abcd", "ef", "0 1 199 gh"]
     for sampling in (0.0, 0.4) if type == "bpe" else (0.0,):
         for tag in TAGS:
             [[piece]] = tokenizer.source.encode([tag], sampling)
             assert tokenizer.source.pieces([piece]) == [f"\u2581{tag}"] and piece > EOS
-            for text, ids in zip(texts, tokenizer.source.encode([f"{tag} {t}" for t in texts], sampling), strict=True):
-                assert ids[0] == piece and ids.count(piece) == 1
-                assert tokenizer.source.decode(ids) == f"{tag} {text}"
-                if not sampling:
-                    assert [ids[1:]] == tokenizer.source.encode([text])
-            [ids] = tokenizer.source.encode([f"ab {tag} cd"], sampling)
-            assert ids.count(piece) == 1 and tokenizer.source.decode(ids) == f"ab {tag} cd"
-            [ids] = tokenizer.source.encode([f"{tag} ab"], sampling)
-            assert tokenizer.source.word_indices(f"{tag} ab", ids)[0] == 0
+            for text in (f"{tag} ab cd abcd", f"{tag} 0 1 199 gh", f"ab {tag} cd"):
+                [ids] = tokenizer.source.encode([text], sampling)
+                assert ids.count(piece) == 1 and tokenizer.source.decode(ids) == text
+                assert tokenizer.source.word_indices(text, ids)[0] == 0
     assert (tokenizer.target.encode(["<bt>"]) == tokenizer.source.encode(["<bt>"])) == joint
-    if not joint and type != "word":
-        assert tokenizer.target.decode(tokenizer.target.encode(["<bt> ab"])[0]) == "<bt> ab"
-        assert len(tokenizer.target.encode(["<bt>"])[0]) > 1
 
 
 def test_tag_missing_from_parent_tokenizer_raises() -> None:

@@ -223,11 +223,7 @@ def test_invalid_settings_raise(tmp_path: Path, tokenizer: Tokenizer) -> None:
     text = {"format": "text", "path": "x", "streaming": True}
     for data, train, message in (
         ({"streaming": True}, {}, "data.streaming does not support the built-in corpus or gold links"),
-        (text | {"alignments": "links"}, {}, "data.streaming does not support the built-in corpus or gold links"),
         (text, {"max_steps": None}, "has no epochs; set train.max_steps=N and train.validate_every=N"),
-        (text, {"validate_every": None}, "has no epochs"),
-        (text | {"buffer": 0}, {}, "data.buffer=0"),
-        (text, {"guided_alignment": 0.5}, "train.guided_alignment=0.5 needs gold links of the training text"),
     ):
         with pytest.raises(UserError, match=message):
             TrainRun(data=DataConfig(**data), train=TrainConfig(**SCHEDULE | train))
