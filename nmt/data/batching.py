@@ -99,11 +99,6 @@ def batch_boundaries(sizes: Indices, counts: Indices, budget: int) -> Indices:
     return np.array(ends)
 
 
-def split_into_micro_batches(rows: Indices, parts: int) -> list[Indices]:
-    """Split rows into at most `parts` contiguous parts of (almost) equal size, none empty."""
-    return np.array_split(rows, min(parts, len(rows)))
-
-
 def padding_waste(encoded: EncodedPairs, batches: Sequence[Indices]) -> float:
     """Return the share of padding in the positions of both sides, estimated from evenly spaced batches if many."""
     pieces = positions = 0

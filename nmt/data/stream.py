@@ -186,9 +186,8 @@ def read_corpus_once(part: MixturePart, seed: int, epoch: int) -> Iterator[pa.Ta
 def sample_stream(run: TrainRun) -> pa.Table:
     """Return the first pairs of each corpus for tokenizer training: its share of a million, or all it has."""
     samples = []
-    for number, (part, count) in enumerate(
-        zip(list_corpora(run.data), pairs_per_corpus(run.data, TOKENIZER_SAMPLE), strict=True)
-    ):
+    counts = pairs_per_corpus(run.data, TOKENIZER_SAMPLE)
+    for number, (part, count) in enumerate(zip(list_corpora(run.data), counts, strict=True)):
         with name_corpus_in_errors(number):
             for table in read_corpus_once(part, run.seed, 0):
                 samples.append(table[:count])

@@ -153,7 +153,8 @@ def split_words(parts: Sequence[str]) -> list[list[str]]:
     Chinese characters are in words between spaces, and of a line that has spaces between its words already.
     """
     line = " ".join(parts)
-    if not may_be_unspaced(line) or is_korean(line) or is_segmented(line):
+    is_spaced = not may_be_unspaced(line) or len(HANGUL.findall(line)) >= len(UNSPACED_PATTERN.findall(line))
+    if is_spaced or is_segmented(line):
         return [[part] for part in parts]
     return [split_part(part) if UNSPACED_PATTERN.search(part) else [part] for part in parts]
 
@@ -161,10 +162,6 @@ def split_words(parts: Sequence[str]) -> list[list[str]]:
 def may_be_unspaced(line: str) -> bool:
     """Return whether a line has a character beyond those of most alphabets. This check is cheap."""
     return max(line, default="") >= FIRST_UNSPACED
-
-
-def is_korean(line: str) -> bool:
-    return len(HANGUL.findall(line)) >= len(UNSPACED_PATTERN.findall(line))
 
 
 def is_segmented(line: str) -> bool:

@@ -25,8 +25,7 @@ def translate_html(translator: Translator, document: str, progress: bool = False
     """
     if not translator.model.attends:
         raise UserError(
-            "a model without attention cannot translate HTML, since attention says where tags belong; use a model with "
-            "attention, or plain text"
+            "a model without attention cannot translate HTML, since attention says where tags belong; use plain text"
         )
     parts = parse_document(document)
     results = translator.translate(list_texts(parts), keep_weights=True, progress=progress)

@@ -18,7 +18,6 @@ from nmt.data.batching import (
     collate,
     count_positions,
     pick_shape,
-    split_into_micro_batches,
 )
 from nmt.data.encoding import EncodedPairs, Indices
 from nmt.errors import UserError
@@ -149,7 +148,8 @@ def split_share(state: TrainState, share: Indices, size: int) -> list[Indices]:
     """Split this rank's pairs into micro-batches of at most `size` pairs: `train.accumulate` of them, or more."""
     if not len(share):
         return []
-    return split_into_micro_batches(share, max(state.run.train.accumulate, ceil(len(share) / size)))
+    parts = max(state.run.train.accumulate, ceil(len(share) / size))
+    return np.array_split(share, min(parts, len(share)))
 
 
 def choose_epoch_shapes(state: TrainState) -> Indices:

@@ -30,7 +30,6 @@ from nmt.data.batching import (
     epoch_batches,
     padding_waste,
     pick_shape,
-    split_into_micro_batches,
 )
 from nmt.data.corpus import load_pairs
 from nmt.data.encoding import (
@@ -318,15 +317,6 @@ def test_order_is_determined_by_seed_and_epoch() -> None:
     assert all(a != b for i, a in enumerate(different) for b in different[:i])
     assert len({len(batches) for batches in different}) == 1
     assert {frozenset(batch) for batch in order(1, 0)} != {frozenset(batch) for batch in order(1, 1)}
-
-
-@given(size=st.integers(1, 50), parts=st.integers(1, 9))
-def test_micro_batches_keep_order_and_have_similar_sizes(size: int, parts: int) -> None:
-    indices = np.random.default_rng(0).permutation(size)
-    micro_batches = split_into_micro_batches(indices, parts)
-    assert np.concatenate(micro_batches).tolist() == indices.tolist()
-    assert len(micro_batches) == min(size, parts)
-    assert max(map(len, micro_batches)) - min(map(len, micro_batches)) <= 1
 
 
 @given(
