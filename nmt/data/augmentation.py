@@ -16,7 +16,7 @@ import regex
 
 from nmt.config import AugmentConfig
 from nmt.data.letter_case import to_lower, to_title
-from nmt.data.literals import find_literals
+from nmt.data.literals import PATTERNS, find_literals
 from nmt.data.tokenizer import FIRST_LITERAL_PIECE
 
 MAX_REPLACED = 3  # words of a pair that literal pieces replace
@@ -118,18 +118,15 @@ def overlap(a: Link, b: Link) -> bool:
     return (a[0] < b[1] and b[0] < a[1]) or (a[2] < b[3] and b[2] < a[3])
 
 
-def find_shared_literals(source: str, target: str, kinds: Sequence[str] = ()) -> list[Link]:
-    """Return links of the literals that both sides have exactly once, of these kinds; all kinds by default."""
-    found = [
-        [literal for literal in find_literals(text) if not kinds or literal.kind in kinds] for text in (source, target)
-    ]
+def find_shared_literals(source: str, target: str, kinds: Sequence[str] = tuple(PATTERNS)) -> list[Link]:
+    """Return links of the literals of these kinds that both sides have exactly once."""
+    found = [[literal for literal in find_literals(text) if literal.kind in kinds] for text in (source, target)]
     counts = [Counter((literal.kind, literal.text) for literal in literals) for literals in found]
-    positions = {(literal.kind, literal.text): literal for literal in found[1]}
     return [
         (literal.start, literal.end, other.start, other.end)
         for literal in found[0]
-        if counts[0][literal.kind, literal.text] == counts[1][literal.kind, literal.text] == 1
-        for other in [positions[literal.kind, literal.text]]
+        for other in found[1]
+        if literal[:2] == other[:2] and counts[0][literal[:2]] == counts[1][literal[:2]] == 1
     ]
 
 

@@ -123,12 +123,8 @@ def read_shards(files: SplitFiles, data: DataConfig) -> Iterator[pa.RecordBatch]
 
 def add_gold_links(pairs: pa.Table, data: DataConfig, split: str) -> pa.Table:
     """Add the gold links of DIR/SPLIT.<data.alignments>, which may be compressed, if there is such a file."""
-    names = [
-        f"{name}.{data.alignments}{suffix}"
-        for name in list_split_names(split)
-        for suffix in ("", *COMPRESSION_BY_SUFFIX)
-    ]
-    paths = [Path(str(data.path), name) for name in names]
+    names = [f"{name}.{data.alignments}" for name in list_split_names(split)]
+    paths = [Path(str(data.path), name + suffix) for name in names for suffix in ("", *COMPRESSION_BY_SUFFIX)]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
         log.warning(f"data.alignments={data.alignments}: {paths[0]} does not exist, so {split} has no gold links")

@@ -281,11 +281,9 @@ def sample_texts(pairs: pa.Table, name: str) -> Iterator[str]:
 
     The sample is deterministic and spread evenly: one random text of each of `TOKENIZER_SAMPLE` equal parts.
     """
-    if len(pairs) <= TOKENIZER_SAMPLE:
-        rows = np.arange(len(pairs))
-    else:
-        positions = np.arange(TOKENIZER_SAMPLE) + np.random.default_rng(0).random(TOKENIZER_SAMPLE)
-        rows = np.unique((positions * (len(pairs) / TOKENIZER_SAMPLE)).astype(np.int64))
+    count = min(len(pairs), TOKENIZER_SAMPLE)
+    positions = np.arange(count) + np.random.default_rng(0).random(count)
+    rows = np.unique((positions * (len(pairs) / max(1, count))).astype(np.int64))
     start = 0
     for texts in iterate_texts(pairs, name):
         first, last = np.searchsorted(rows, (start, start + len(texts)))

@@ -226,8 +226,7 @@ def place_nodes(covered: Sequence[Span], shares_TS: npt.NDArray[np.float64], sou
         if covered[number] == source:
             spans[number] = 0, len(shares_TS)
         elif np.any(belongs_NT[number] * is_free_T):
-            gains_T = np.where(is_free_T, 1.5 * belongs_NT[number] - 0.5 * total_T, -np.inf)
-            spans[number] = find_best_run(gains_T.tolist())
+            spans[number] = find_best_run(np.where(is_free_T, 1.5 * belongs_NT[number] - 0.5 * total_T, -1e9))
             is_free_T[slice(*spans[number])] = False
     position = 0
     for number, words in enumerate(covered):
@@ -240,14 +239,8 @@ def place_nodes(covered: Sequence[Span], shares_TS: npt.NDArray[np.float64], sou
     return [spans[number] for number in range(len(covered))]
 
 
-def find_best_run(gains: Sequence[float]) -> Span:
-    """Return the first run of numbers with the highest sum (Kadane's algorithm)."""
-    best, run = -np.inf, (0, 0)
-    total, start = 0.0, 0
-    for index, gain in enumerate(gains):
-        if total <= 0:
-            total, start = 0.0, index
-        total += gain
-        if total > best:
-            best, run = total, (start, index + 1)
-    return run
+def find_best_run(gains: npt.NDArray[np.float64]) -> Span:
+    """Return the run of numbers with the highest sum: of several, the first that ends, and its shortest part."""
+    sums = np.append(0.0, np.cumsum(gains))
+    end = int((sums[1:] - np.minimum.accumulate(sums)[:-1]).argmax()) + 1
+    return end - 1 - int(sums[:end][::-1].argmin()), end

@@ -77,20 +77,15 @@ def no_segmenter(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("狗今天看见3本红书。", "狗 今 天 看 见 3 本 红 书 。"),
         ("我用 iPhone15 和Python3.12写C++程序！", "我 用 iPhone15 和 Python3.12 写 C++ 程 序 ！"),
-        ("“你好”，don't用user@host.org", "“ 你 好 ” ， don't 用 user@host.org"),
-        ("无法打开%s：--help", "无 法 打 开 %s ： --help"),
         ("コーヒーを2.5杯", "コ ー ヒ ー を 2.5 杯"),
         ("รักไทย ๑๒๓ คน", "รั ก ไ ท ย ๑๒๓ ค น"),
         ("ខ្មែរ", "ខ្មែ រ"),
         ("བོད་སྐད་ཡིན།", "བོད་ སྐད་ ཡིན །"),  # syllables
         ("狗\u200b看", "狗\u200b 看"),
-        ("The word 你好 means hello.", "The word 你 好 means hello."),
         ("我 爱 北京 天安门 。", "我 爱 北京 天安门 。"),  # it has spaces between its words already
         ("我喜欢你 你好吗朋友", "我 喜 欢 你 你 好 吗 朋 友"),
         ("대한민국(大韓民國)은 좋다.", "대한민국(大韓民國)은 좋다."),  # Korean has spaces
         ("El  niño,\tdon't (3.5%) 50\xa0km", "El niño, don't (3.5%) 50 km"),
-        ("الكلب يرى الكتاب।", "الكلب يرى الكتاب।"),
-        ("कुत्ता आज किताब देखता है।", "कुत्ता आज किताब देखता है।"),
         ("", ""),
     ],
 )
@@ -106,7 +101,6 @@ def test_segment_words_by_characters_without_segmenter(line: str, expected: str,
         ("我用 iPhone15 和Python3.12写C++程序！", "我 用 iPhone15 和 Python3.12 写 C++ 程序 ！"),
         ("私は学生です。", "私 は 学生 です 。"),
         ("ฉันรักภาษาไทย มาก", "ฉัน รัก ภาษา ไทย มาก"),
-        ("ຂ້ອຍຮັກພາສາລາວ", "ຂ້ອຍ ຮັກ ພາສາ ລາວ"),
         ("བོད་སྐད་ཡིན།", "བོད་ སྐད་ ཡིན །"),
         ("대한민국(大韓民國)은 좋다.", "대한민국(大韓民國)은 좋다."),
     ],
@@ -129,7 +123,6 @@ def test_segment_words_by_icu(line: str, expected: str) -> None:
         ("“\u200f你好”\u200f ok", "“\u200f 你 好 ”\u200f ok"),
         ("#tag, $3.5 (--help) C++ 100% U.S. and/or l'homme", "#tag , $3.5 ( --help ) C++ 100% U.S . and/or l'homme"),
         ("-----Hello", "- - - - - Hello"),  # a line, not an option
-        ("a...b ##", "a...b # #"),
     ],
 )
 def test_split_tokens_keeps_invisible_characters_with_their_words(line: str, expected: str, no_segmenter: None) -> None:
@@ -192,15 +185,12 @@ def test_find_glued_words() -> None:
     ("references", "script", "tokenizer"),
     [
         (["狗看见书。", "猫买船。"], "han", "zh"),
-        (["狗看見書。"], "han", "zh"),
         (["我用TensorFlow和PyTorch", "OK"], "han", "zh"),
         (["私は学生です。", "コンピューター"], "kana", JAPANESE),
         (["我爱这家の店", "她很喜欢那个地方，因为风景很美。"], "han", "zh"),
         (["나는 학교에 간다.", "대한민국(大韓民國)"], None, "13a"),
         (["ฉันรักภาษาไทย"], "other", "char"),
-        (["བོད་སྐད་ཡིན།"], "other", "char"),
         (["الكلب يرى الكتاب.", "שלום עולם"], None, "13a"),
-        (["Собака видит книгу.", "Η γάτα.", "Der Hund."], None, "13a"),
         (["The word 你好 means hello.", "A line of English."], None, "13a"),
         ([], None, "13a"),
     ],

@@ -36,7 +36,7 @@ from nmt.config import EOS, DataConfig, TokenizerConfig, TrainConfig
 from nmt.config.data import CorpusConfig, DataOverride
 from nmt.data.batching import count_repetitions, epoch_batches, padding_waste
 from nmt.data.corpus import load_pairs
-from nmt.data.encoding import encode_corpus, get_or_train_tokenizer
+from nmt.data.encoding import get_or_train_tokenizer
 from nmt.data.mixing import MixturePart, check_tags, list_corpora, load_mixture
 from nmt.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from nmt.errors import UserError
@@ -145,9 +145,6 @@ def test_corpora_are_concatenated_with_tags(tmp_path: Path) -> None:
         size = min(limit, 5)
         shares = [(size, 1.0), (size + 5, 0.5), (size + 10, 2.5), (size + 15, 1.0)]
         assert load_mixture_pairs(data) == ([*first[:size], *expected[3:]], shares)
-    data = make_data_config(tmp_path / "z", *corpora[:1], **columns)
-    data.corpora[0].format, data.corpora[0].source, data.corpora[0].target = "text", "de", "en"
-    assert load_mixture_pairs(data)[0] == [*second, *tagged]
     run = make_run(tmp_path / "x", buffer=36, corpora=corpora, limit=3)
     texts = [list(side) for side in zip(*expected, strict=True)]
     tokenizer = train_tokenizer(*texts, TokenizerConfig(type="char", vocab_size=400))  # type: ignore[misc]
@@ -159,19 +156,6 @@ def test_corpora_are_concatenated_with_tags(tmp_path: Path) -> None:
         second,
         other_tag,
     ]
-
-
-def test_empty_sources_are_dropped_with_and_without_tags(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "nmt")
-    second = [("a", "A"), ("", "B"), ("\u00a0", "C"), ("d", "")]
-    corpora = [CorpusConfig(str(write_files(tmp_path / "y", second)), 0.5, tag) for tag in ("bt", None)]
-    run = make_run(write_files(tmp_path / "x", make_random_pairs(40)), streaming=False, corpora=corpora)
-    run.tokenizer.vocab_size = 290
-    pairs, shares = load_mixture(run.data)
-    encoded = encode_corpus(pairs, get_or_train_tokenizer(pairs, run), run, shares)
-    assert sorted(encoded.order.tolist()) == [*range(41), 44]
-    assert encoded.mixture_weights == [(40, 1.0), (44, 0.5), (48, 0.5)]
-    assert "train: 48 pairs; dropped 6 with an empty side" in caplog.text and "(first: 42, 43, 44" in caplog.text
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -310,7 +310,7 @@ def test_resumed_run_matches_uninterrupted_run(uninterrupted: Path, text: Path, 
     assert_runs_equal(run, uninterrupted)
 
 
-def test_run_stops_at_invalid_line_and_resumes_without_it(text: Path, tmp_path: Path) -> None:
+def test_run_stops_at_invalid_line(text: Path, tmp_path: Path) -> None:
     """Damage a line after the tokenizer is trained, in the shard that is read last."""
     folder, last_shard = tmp_path / "data", np.random.default_rng((1, 0)).permutation(2)[-1]
     shutil.copytree(text, folder)
@@ -326,8 +326,6 @@ def test_run_stops_at_invalid_line_and_resumes_without_it(text: Path, tmp_path: 
     assert message.splitlines()[-1].startswith(f"error: {file}:38: not UTF-8 (byte 0xFF at position 1); fix the line")
     steps = [event["step"] for event in read_events(tmp_path / "runs" / "x", "train")]
     assert steps == [*range(1, len(steps) + 1)] and 3 < len(steps) < STEPS
-    lines[37] = b"repaired"  # so that names and sizes of files are as before
-    file.write_bytes(b"\n".join(lines))
 
 
 def test_two_processes_give_same_losses_on_parquet(text: Path, tmp_path: Path) -> None:

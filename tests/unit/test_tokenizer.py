@@ -114,22 +114,6 @@ def test_words_of_encoded_text_match_split(type: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("type", TOKENIZER_TYPES)
-@given(data=st.data())
-def test_words_of_arbitrary_pieces_match_decoded_text(type: str, data: st.DataObject) -> None:
-    side = make_tokenizer(type).source
-    ids = data.draw(st.lists(st.one_of(st.integers(0, side.vocab_size - 1), st.integers(4, 259)), max_size=30))
-    ids = [i for i in ids if i < side.vocab_size]
-    pieces, text = side.pieces(ids), side.decode(ids)
-    words, word_indices = group_by_spaces(pieces)
-    assert words == [word for word in text.split(" ") if word]
-    assert not set("\n\r") & set(text)
-    assert sorted(set(word_indices) - {-1}) == list(range(len(words)))
-    for number, word in enumerate(words):
-        decoded = side.decode([i for i, index in zip(ids, word_indices, strict=True) if index == number])
-        assert set(word) <= set(decoded) | {"\ufffd"}
-
-
-@pytest.mark.parametrize("type", TOKENIZER_TYPES)
 @given(lines=st.lists(unusual_text.map(str.split), max_size=4))
 def test_encoding_by_word_matches_encoding_of_line(type: str, lines: list[list[str]]) -> None:
     side = make_tokenizer(type).source

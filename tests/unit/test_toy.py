@@ -93,18 +93,12 @@ def test_links_are_valid_and_consistent(train):
     ("word", "expected"),
     [
         ("im", {"in- the?", "at- the?"}),
-        ("zum", {"to- the?"}),
         ("Haustür", {"front? door-"}),
-        ("Wintermantel", {"winter? coat-"}),
         ("räumt", {"is? tidying- up?", "tidies- up?", "tidy- up?"}),
-        ("aufgeräumt", {"tidied- up?", "tidy- up?"}),
-        ("muss", {"has- to?", "have- to?"}),
-        ("darf", {"is? allowed- to?", "am? allowed- to?"}),
         ("möchte", {"would? like- to?"}),
         ("keinen", {"not- a?", "not- an?", "not- any?"}),
         ("nicht", {"not-", "cannot?"}),
         ("dem", {"the-", "to? the-", "who-"}),
-        ("weil", {"because-"}),
     ],
 )
 def test_links_of_german_words(train, word, expected):
