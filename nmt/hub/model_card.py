@@ -21,48 +21,96 @@ from nmt.system.logging import log
 METRICS = {"bleu": "BLEU", "chrf": "chrF"}
 LANGUAGE_CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*")
 MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+!|~$:@.-])")  # characters that can have a meaning in Markdown
-MAX_LOG_BYTES = 2**24
 MAX_NAME_LENGTH = 100  # characters of a name in the text
 
 
-class Scores(NamedTuple):
-    """The metrics of a model on a split."""
+TEXT = """# {title}
+
+A model that translates {source} to {target}, trained with nmt.
+
+```
+echo "..." | python -m nmt.translate checkpoint={address}
+python -m nmt.serve checkpoint={address}
+```
+
+```python
+import nmt
+
+model = nmt.load("{address}")
+print(model.translate(["..."])[0].text)
+```
+
+| | |
+|---|---|
+| model | {model.style} decoder, {model.encoder} encoder, {parameters:,} parameters |
+| layers | {model.encoder_layers} in the encoder, {model.decoder_layers} in the decoder |
+| sizes | embeddings {model.embed}, hidden {model.hidden} |
+| attention | {model.attention.score}, {model.attention.window} |
+| pieces | {source_pieces:,} source and {target_pieces:,} target |
+| training data | {data} |
+| license | {license} |
+
+`config.yaml` has all settings. `manifest.json` has the digests of the files, which nmt checks before it uses them; none
+of them holds code.
+
+## Scores
+
+| Split | Sentences | Metric | Score | sacreBLEU's signature |
+|---|---|---|---|---|
+{scores}"""
+
+
+class Score(NamedTuple):
+    """The score of a model on a split."""
 
     split: str
     sentences: int
-    values: dict[str, float]  # by metric
-    signatures: dict[str, str]  # of sacreBLEU
+    metric: str
+    value: float
+    signature: str  # of sacreBLEU
 
 
 def build_model_card(loaded: LoadedModel, repository: str, license: str) -> str:
     """Return the text of README.md for a model that is published as `OWNER/NAME`."""
-    scores = list(read_scores(loaded))
-    return f"---\n{build_metadata(loaded.config, scores, repository, license)}\n---\n\n" + build_text(
-        loaded, scores, repository, license
+    config, tokenizer, scores = loaded.config, loaded.tokenizer, list(read_scores(loaded))
+    source, target = map(escape, config.data.languages)
+    text = TEXT.format(
+        title=escape(repository.partition("/")[2]),
+        source=source,
+        target=target,
+        address=PREFIX + repository,
+        model=config.model,
+        parameters=sum(parameter.numel() for parameter in loaded.model.parameters()),
+        source_pieces=tokenizer.source.vocab_size,
+        target_pieces=tokenizer.target.vocab_size,
+        data=escape(describe_data(config)),
+        license=escape(license),
+        scores="".join(
+            f"| {escape(split)} | {sentences:,} | {metric} | {value:.2f} | {escape(signature)} |\n"
+            for split, sentences, metric, value, signature in scores
+        ),
     )
+    return f"---\n{build_metadata(config, scores, repository, license)}\n---\n\n{text}"
 
 
-def build_metadata(config: TrainRun, scores: list[Scores], repository: str, license: str) -> str:
+def build_metadata(config: TrainRun, scores: list[Score], repository: str, license: str) -> str:
     """Return the YAML of the card."""
     from huggingface_hub import EvalResult, ModelCardData  # optional, and slow to import
 
-    data = config.data
-    languages = list(data.languages)
-    pair = "-".join(languages)
+    languages = list(config.data.languages)
     results = [
         EvalResult(
             task_type="translation",
-            task_name=f"Translation {pair}",
-            dataset_type=data.format,
+            task_name=f"Translation {'-'.join(languages)}",
+            dataset_type=config.data.format,
             dataset_name=describe_data(config),
-            dataset_split=split.split,
-            metric_type=metric,
-            metric_value=round(value, 2),
-            metric_name=METRICS[metric],
-            metric_args={"signature": split.signatures[metric]} if metric in split.signatures else None,
+            dataset_split=score.split,
+            metric_type=score.metric.lower(),
+            metric_value=round(score.value, 2),
+            metric_name=score.metric,
+            metric_args={"signature": score.signature},
         )
-        for split in scores
-        for metric, value in split.values.items()
+        for score in scores
     ]
     card = ModelCardData(
         language=[code for code in languages if LANGUAGE_CODE.fullmatch(code)] or None,
@@ -76,63 +124,6 @@ def build_metadata(config: TrainRun, scores: list[Scores], repository: str, lice
     return str(card.to_yaml())
 
 
-def build_text(loaded: LoadedModel, scores: list[Scores], repository: str, license: str) -> str:
-    """Return the Markdown of the card, without metadata."""
-    data, model, tokenizer = loaded.config.data, loaded.config.model, loaded.config.tokenizer
-    source, target = map(escape, data.languages)
-    address = PREFIX + repository
-    parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
-    rows = {
-        "model": f"{escape(model.style)} decoder, {escape(model.encoder)} encoder, {parameters:,} parameters",
-        "layers": f"{model.encoder_layers} in the encoder, {model.decoder_layers} in the decoder",
-        "sizes": f"embeddings {model.embed}, hidden {model.hidden}",
-        "attention": f"{escape(model.attention.score)}, {escape(model.attention.window)}",
-        "tokenizer": f"{escape(tokenizer.type)}, {loaded.tokenizer.source.vocab_size:,} source and "
-        f"{loaded.tokenizer.target.vocab_size:,} target pieces",
-        "training data": f"{escape(describe_data(loaded.config))}{describe_pair_count(loaded)}",
-        "checkpoint": ", ".join(escape(folder.name) for folder in loaded.checkpoints),
-        "license": escape(license),
-    }
-    lines = [
-        f"# {escape(repository.partition('/')[2])}",
-        "",
-        f"A model that translates {source} to {target}, trained with nmt.",
-        "",
-        "```",
-        f'echo "..." | python -m nmt.translate checkpoint={address}',
-        f"python -m nmt.serve checkpoint={address}",
-        "```",
-        "",
-        "```python",
-        "import nmt",
-        "",
-        f'model = nmt.load("{address}")',
-        'print(model.translate(["..."])[0].text)',
-        "```",
-        "",
-        "| | |",
-        "|---|---|",
-        *(f"| {name} | {value} |" for name, value in rows.items()),
-        "",
-        "`config.yaml` has all settings. `manifest.json` has the digests of the files, which nmt checks before it uses "
-        "them; none of them holds code.",
-        "",
-        "## Scores",
-        "",
-    ]
-    if scores:
-        lines += ["| Split | Sentences | Metric | Score | sacreBLEU's signature |", "|---|---|---|---|---|"]
-        lines += [
-            f"| {escape(split.split)} | {split.sentences:,} | {METRICS[metric]} | {value:.2f} | "
-            f"{escape(split.signatures.get(metric, ''))} |"
-            for split in scores
-            for metric, value in split.values.items()
-        ]
-    else:
-        lines.append("This model has not been evaluated.")
-    return "\n".join(lines) + "\n"
-
-
 def describe_data(config: TrainRun) -> str:
     """Return the name of the training corpus, without its place on this machine."""
     data = config.data
@@ -142,37 +133,28 @@ def describe_data(config: TrainRun) -> str:
     return name if data.subset is None else f"{name}, {data.subset}"
 
 
-def read_scores(loaded: LoadedModel) -> Iterator[Scores]:
+def read_scores(loaded: LoadedModel) -> Iterator[Score]:
     """Yield the scores of `eval/<split>/metrics.json` in the run, if they are of this checkpoint."""
     checkpoint = " ".join(folder.name for folder in loaded.checkpoints)
     for path in sorted((loaded.run_folder / "eval").glob("*/metrics.json")):
         try:
             metrics = json.loads(read_small(path))
-            values = {name: float(metrics[name]) for name in METRICS if metrics[name] is not None}
-            signatures = {name: str(metrics["signatures"][name]) for name in values}
-            scores = Scores(path.parent.name, int(metrics["sentences"]), values, signatures)
+            scores = [
+                Score(path.parent.name, int(metrics["sentences"]), name, value, str(metrics["signatures"][key]))
+                for key, name in METRICS.items()
+                if metrics[key] is not None and math.isfinite(value := float(metrics[key]))
+            ]
             is_same = metrics["checkpoint"] == checkpoint
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             log.warning(f"{path} is damaged or from another version; the model card leaves it out")
             continue
-        if not is_same:
+        if is_same:
+            yield from scores
+        else:
             log.warning(
                 f"{path} has scores of {metrics['checkpoint']!s:.80}, not of {checkpoint:.80}; the model card leaves "
                 "them out"
             )
-        elif all(map(math.isfinite, values.values())):
-            yield scores
-
-
-def describe_pair_count(loaded: LoadedModel) -> str:
-    """Return the number of training pairs that the log of the run states, such as `, 20,000 pairs`, or nothing."""
-    try:
-        with open(loaded.run_folder / "train.log", "rb") as file:
-            text = file.read(MAX_LOG_BYTES).decode(errors="replace")
-    except OSError:
-        return ""
-    counts = re.findall(r"^\S+ \S+ train: ([\d,]+) pairs", text, re.MULTILINE)
-    return f", {counts[-1]} pairs" if counts else ""
 
 
 def escape(text: str) -> str:
