@@ -230,17 +230,13 @@ def test_filter_order_and_more_controls(page):
     page.hover(FIRST_ARTICLE + "td[data-s='0']")
     assert page.evaluate(TOOLTIP) == "Der → zzz0.75"
     page.type("no such text")
-    assert (
-        lines() == [] and page.evaluate("getComputedStyle(more).display") == "none" and page.evaluate(TOOLTIP) is None
-    )
+    assert lines() == [] and page.evaluate(TOOLTIP) is None
+    assert page.evaluate("getComputedStyle(more).display") == "none"
 
 
 def test_reader_chooses_weights(page):
-    assert page.evaluate("[...shown.options].map(option => option.text)") == [
-        "Attention as in alignments.jsonl",
-        "swapped",
-        "same",
-    ]
+    labels = ["Attention as in alignments.jsonl", "swapped", "same"]
+    assert page.evaluate("[...shown.options].map(option => option.text)") == labels
     expected = {"": WEIGHTS[0], "0": WEIGHTS[1], "1": WEIGHTS[0]}
     for value, weights in expected.items():
         page.evaluate(f"shown.value = '{value}', shown.dispatchEvent(new Event('change'))")

@@ -23,14 +23,12 @@ from libretranslatepy import LibreTranslateAPI
 from servers import DIRECTION, SERVE_SETTINGS, FakeTranslator, Running, ask, fake_service, listening, post, running
 
 import nmt
-from nmt.config import LinksConfig, SearchConfig
+from nmt.config import SearchConfig
 from nmt.data.words import find_glued_words
-from nmt.decoding.translation import Translation
 from nmt.runs.checkpoint import export_model, load_model
 from nmt.serving import app, batcher, translation_request
-from nmt.serving.app import Service, build_answer
+from nmt.serving.app import Service
 from nmt.serving.batcher import Group
-from nmt.serving.translation_request import parse_translation_request
 
 LINES = [
     "Die Frau liest ein Buch .",
@@ -87,16 +85,6 @@ def test_attention_equals_that_of_nmt_translate(served: Running, home: Path) -> 
         assert (option["ended"], got["parts"]) == (python.ended, python.source_pieces.count("</s>"))
     assert max(got["parts"] for got in details) > 1 and empty["parts"] == 0
     assert "word_weights" not in str(ask(served.url, "Hund", details=True))
-
-
-def test_huge_matrices_are_left_out_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "MAX_WORD_WEIGHTS", 3)
-    wanted = parse_translation_request({"q": ["a b", "c\nd"], "attention": True} | DIRECTION, 0)
-    lines = [["▁a", "▁b", "</s>"], ["▁c", "</s>"], ["▁d", "</s>"]]
-    results = [[Translation("", line, line, 0, np.eye(len(line)))] for line in lines]
-    details = build_answer(wanted, results, LinksConfig())["details"]
-    weights = [[line["translations"][0]["word_weights"] for line in text] for text in details]
-    assert weights == [[None], [[[1]], [[1]]]]
 
 
 def test_libretranslate_client_works_unchanged(served: Running) -> None:

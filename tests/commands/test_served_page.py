@@ -41,15 +41,10 @@ def fake_page(browser: Browser, **options: Any) -> Iterator[tuple[TranslatingPag
             browser.open("about:blank")
 
 
-def test_page_sends_requests_to_its_server_only(page: TranslatingPage) -> None:
-    assert all(page.write("\n".join(LINES))[::2])
-    assert page.browser.requests() == [page.url, f"{page.url}translate"]
-    assert page.evaluate("fetch('https://example.org').then(() => 'sent', () => 'refused')") == "refused"
-
-
-def test_attention_alternatives_and_notes_are_shown(page: TranslatingPage) -> None:
+def test_attention_alternatives_and_notes_are_shown_by_requests_to_its_server_only(page: TranslatingPage) -> None:
     long_line = "Der Hund schläft und die Frau liest . " * 30
     [first, _, _, _] = page.write("\n".join([*LINES, long_line]))
+    assert page.browser.requests() == [page.url, f"{page.url}translate"]
     assert page.texts("#source-name") == ["German"] and page.texts("#translation-name") == ["English"]
     page.evaluate("translation.children[0].focus()")
     assert page.texts("#options span")[0] == first and len(page.texts("#options span")) > 1
@@ -58,6 +53,7 @@ def test_attention_alternatives_and_notes_are_shown(page: TranslatingPage) -> No
     assert page.highlights()["mirror"] == {"Hund": 1}
     page.browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=0, y=0)
     assert any("Line 4 is long; it was translated in" in note for note in page.texts("#notes li"))
+    assert page.evaluate("fetch('https://example.org').then(() => 'sent', () => 'refused')") == "refused"
 
 
 def test_new_text_ends_the_request_of_the_old_and_known_lines_are_not_sent_again(browser: Browser) -> None:

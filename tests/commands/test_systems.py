@@ -70,22 +70,18 @@ def run(command, *arguments):
     sys.argv = [command, *arguments]
     getattr(importlib.import_module(f"nmt.{command}"), command)()
 
-import _thread, http.client, queue, socket, threading, time
+import _thread, http.client, socket, threading, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored if the tests were started in the background
-ports, real_bind = queue.SimpleQueue(), socket.socket.bind
-def bind(self, address):
-    real_bind(self, address)
-    ports.put(self.getsockname()[1])
-socket.socket.bind = bind
 
 def run_server(command, path, *arguments):
     # request a path of the server once it listens, and end it as Ctrl-C does
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+
     def request():
-        port = ports.get(timeout=60)
-        # not urllib: from Python 3.12 on it reads the certificates of Windows even for http
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
-            try:
+            try:  # not urllib: from Python 3.12 on it reads the certificates of Windows even for http
                 connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
                 connection.request("GET", path)
                 print(connection.getresponse().read().decode(), file=sys.stderr)
@@ -95,7 +91,7 @@ def run_server(command, path, *arguments):
         _thread.interrupt_main()
 
     threading.Thread(target=request).start()
-    run(command, *arguments, "port=0")
+    run(command, *arguments, f"port={port}")
 """
 
 

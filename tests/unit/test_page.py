@@ -37,7 +37,6 @@ from nmt.data.tokenizer import LanguageTokenizer, group_by_spaces, train_tokeniz
 from nmt.data.words import may_be_unspaced
 from nmt.decoding.rewriting import LineRewriter
 from nmt.decoding.search import Literals
-from nmt.decoding.translator import split_long_line
 from nmt.model.attention import SCORE_CLASSES
 from nmt.model.seq2seq import Seq2Seq, build_model
 from nmt.page.export import (
@@ -243,9 +242,7 @@ PREPARED = [
     "رقم ٤٧١١ و١٢٣ هنا",
     "1 2 3 44 55 66 77 88 99",
     "\U000f0001 und 4711",
-    "",
     "OK",
-    "NASA IST DA",
 ]
 
 
@@ -278,17 +275,6 @@ def test_words_of_scripts_without_spaces_are_separated(evaluate: Evaluate) -> No
     assert "".join(found["words"]) == "今天der天气很好สวัสดีครับ"
     glued = "".join(("" if i in found["glued"] else " ") + word for i, word in enumerate(found["words"]))
     assert glued == " 今天 der天气很好 สวัสดีครับ"
-
-
-def test_long_lines_are_split_as_in_python(evaluate: Evaluate) -> None:
-    rng = random.Random(6)
-    for _ in range(50):
-        pieces = rng.choices(
-            ["▁a", "b", "▁.", ".", "。", "▁c!", "d;", "<0xE6>", "<0x97>", "<0x97>"], k=rng.randint(1, 40)
-        )
-        ids, limit = list(range(len(pieces))), rng.randint(1, 9)
-        found = evaluate(f"splitLongLine({ids}, {json.dumps(pieces)}, {limit})")
-        assert found == split_long_line(ids, pieces, limit)
 
 
 def test_tied_tensors_are_stored_once() -> None:
