@@ -176,10 +176,8 @@ def collate(encoded: EncodedPairs, rows: Indices) -> Batch:
     targets: list[TokenIds] = [encoded.target[row] for row in rows]
     batch = make_batch(sources, targets)
     if encoded.guided:
-        alignment_BTS = batch_alignment_targets(
-            encoded.tokenizer, take_rows(encoded.pairs, rows).to_pydict(), sources, targets
-        )
-        return batch._replace(alignment_BTS=alignment_BTS)
+        pairs = take_rows(encoded.pairs, rows).to_pydict()
+        return batch._replace(alignment_BTS=batch_alignment_targets(encoded.tokenizer, pairs, sources, targets))
     return batch
 
 

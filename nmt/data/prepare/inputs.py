@@ -54,7 +54,10 @@ def find_inputs(key: str, paths: Sequence[str], command: PrepareRun) -> FoundInp
     for path in map(Path, paths):
         try:
             members = list_files(path)
-            found = [find_single(key, path, command)] if members is None else find_pairs(members, command)
+            if members is None:
+                found = [find_single(key, path, command)]
+            else:
+                found = list(filter(None, (classify(member, members, command) for member in members)))
         except OSError as error:
             raise UserError(f"{key}={path} cannot be read: {error.strerror}") from error
         if not found:
@@ -88,12 +91,6 @@ def list_files(path: Path) -> list[Path] | None:
     return [member for member, names in parts if not any(name.startswith((".", "__MACOSX")) for name in names)]
 
 
-def find_pairs(paths: Sequence[Path], command: PrepareRun) -> list[InputFile]:
-    """Return the inputs among some files, each once."""
-    found = (classify(path, paths, command) for path in paths)
-    return list(dict.fromkeys(file for file in found if file is not None))
-
-
 def find_single(key: str, path: Path, command: PrepareRun) -> InputFile:
     """Return the input that a path names: a file, one of two aligned files, or their name without the language."""
     if path.is_file():
@@ -123,11 +120,9 @@ def classify(path: Path, siblings: Sequence[Path], command: PrepareRun) -> Input
     if not plain.name.endswith(endings):
         return None
     is_source = plain.name.endswith(endings[0])
-    stem = plain.name.removesuffix(endings[0] if is_source else endings[1])
-    other = plain.with_name(stem + (endings[1] if is_source else endings[0]))
-    suffixes = dict.fromkeys((path.name.removeprefix(plain.name), "", *COMPRESSION_BY_SUFFIX))
-    candidates = [other.with_name(other.name + suffix) for suffix in suffixes]
-    for candidate in candidates:
+    other = plain.name.removesuffix(endings[not is_source]) + endings[is_source]
+    for suffix in (path.name.removeprefix(plain.name), "", *COMPRESSION_BY_SUFFIX):
+        candidate = path.with_name(other + suffix)
         if candidate in siblings:
             return InputFile("text", (path, candidate) if is_source else (candidate, path))
     return None
