@@ -137,7 +137,7 @@ def test_saved_aligner_is_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("target=train.en",), "source= and target= must be two files with the same number of lines"),
+        (("target=train.en",), "source= and target= belong together"),
         (("source=train.de", "target=test.en"), "source=train.de has 800 lines, target=test.en has 50"),
         (("source=test.de", "target=none"), "target=none is not a file"),
         (("source=test.de", "target=test.en", "gold=train.gold"), "train.gold has 800 lines for 50 pairs"),
