@@ -78,20 +78,31 @@ def write_links(
     return measures["aer"]
 
 
-def read_sides(command: AlignRun) -> tuple[list[str], list[str]]:
-    """Return the lines of `source=` and `target=`.
+def read_pairs(command: AlignRun, run: TrainRun | None = None) -> tuple[list[str], list[str], list[GoldLinks] | None]:
+    """Return source lines, target lines and, if available, gold links, from files or from the corpus of a run.
+
+    Gold links of a file count words between white space; those of a corpus, words between U+0020.
 
     Raises:
-        UserError: the files have different numbers of lines.
+        UserError: the files have different numbers of lines, or a line of the gold file is invalid.
     """
-    assert command.source and command.target
-    sources, targets = list(TextInput(command.source)), list(TextInput(command.target))
-    if len(sources) != len(targets):
-        raise UserError(
-            f"source={command.source} has {len(sources):,} lines, target={command.target} has {len(targets):,}; "
-            "each line of one must translate the same line of the other"
-        )
-    return sources, targets
+    gold = None
+    if run is None or command.source:
+        sources, targets = list(TextInput(str(command.source))), list(TextInput(str(command.target)))
+        if len(sources) != len(targets):
+            raise UserError(
+                f"source={command.source} has {len(sources):,} lines, target={command.target} has {len(targets):,}; "
+                "each line of one must translate the same line of the other"
+            )
+    else:
+        data = command.data.apply_to(run.data)
+        pairs = load_pairs(data, data.split)
+        sources, targets = list(iter_column(pairs, "source")), list(iter_column(pairs, "target"))
+        gold = get_gold_links(pairs)
+    if command.gold is not None:
+        words = ([*map(str.split, side)] for side in (sources, targets))
+        gold = read_gold_links(Path(command.gold), command.gold_base, *words)
+    return sources, targets, gold
 
 
 # ---------------------------------------------------------------------------------------------- models with attention
@@ -117,7 +128,9 @@ def align_with_models(command: AlignRun, checkpoint: str) -> float | None:
                 f"{reverse_run.data.target}, but checkpoint={checkpoint} translates {source} to {target}; give a "
                 f"reverse_checkpoint= that translates {target} to {source}"
             )
-    sources, targets, gold = read_pairs(command, run)
+    *lines, gold = read_pairs(command, run)
+    split = str.split if gold is None or command.gold else split_on_spaces
+    sources, targets = ([*map(split, side)] for side in lines)
     with open_output(command.output) as file:
         pairs = iter_pairs_of_models(command, forward, backward, sources, targets, segment=gold is None)
         return write_links(command, file, pairs, gold)
@@ -135,30 +148,6 @@ def load_translator(path: str, command: AlignRun, device: torch.device) -> tuple
             f"{path} was trained with model.attention.score=none, so it cannot align; use a model with attention"
         )
     return translator, load_config(find_checkpoint(path)[0])
-
-
-def read_pairs(command: AlignRun, run: TrainRun) -> tuple[Sentences, Sentences, list[GoldLinks] | None]:
-    """Return source sentences, target sentences and, if available, gold links.
-
-    Words are separated by white space. If the gold links come from a corpus, only U+0020 separates words.
-
-    Raises:
-        UserError: the files have different numbers of lines, or a line of the gold file is invalid.
-    """
-    gold = None
-    if command.source:
-        sources, targets = read_sides(command)
-    else:
-        data = command.data.apply_to(run.data)
-        pairs = load_pairs(data, data.split)
-        sources, targets = list(iter_column(pairs, "source")), list(iter_column(pairs, "target"))
-        if command.gold is None:
-            gold = get_gold_links(pairs)
-    split = str.split if gold is None else split_on_spaces
-    source_words, target_words = [*map(split, sources)], [*map(split, targets)]
-    if command.gold is not None:
-        gold = read_gold_links(Path(command.gold), command.gold_base, source_words, target_words)
-    return source_words, target_words, gold
 
 
 def iter_pairs_of_models(
@@ -207,10 +196,7 @@ def align_with_aligner(command: AlignRun) -> float | None:
             f"checkpoint={command.checkpoint} was trained with tokenize={trained}, not tokenize={given}; set "
             f"tokenize={trained}"
         )
-    lines = read_sides(command)
-    gold = None
-    if command.gold is not None:  # it counts words between spaces
-        gold = read_gold_links(Path(command.gold), command.gold_base, *([*map(str.split, side)] for side in lines))
+    *lines, gold = read_pairs(command)
     sources, targets = ([*map(split_tokens if command.tokenize else segment_words, side)] for side in lines)
     with ExitStack() as stack:  # a file that cannot be written is found before training
         file = stack.enter_context(open_output(command.output))
@@ -226,7 +212,7 @@ def align_with_aligner(command: AlignRun) -> float | None:
 
 
 def iter_pairs_of_aligner(
-    command: AlignRun, aligner: Aligner, lines: tuple[list[str], list[str]], sources: Sentences, targets: Sentences
+    command: AlignRun, aligner: Aligner, lines: list[list[str]], sources: Sentences, targets: Sentences
 ) -> Iterator[AlignedPair]:
     """Yield all pairs with their links. The pieces of a record are its words."""
     threshold = LINK_THRESHOLD if command.links.threshold is None else command.links.threshold

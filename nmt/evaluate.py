@@ -58,7 +58,6 @@ SEEDS_LEGEND = (
     "mean ± standard deviation over runs; difference ± half of its 95% confidence interval; p: probability of a "
     "difference as large by chance; seeds needed: runs of each system to find it (p < 0.05) in 4 of 5 experiments"
 )
-METRIC_SETTINGS = ("checkpoint", "precision", "bleu_tokenizer", "data", "search")  # settings that metrics depend on
 DECIMALS = dict.fromkeys(("loss", "ppl", "accuracy", "aer", "entropy", "erasure_tau", "erasure_aer"), 4)
 DECIMALS |= dict.fromkeys(("bleu", "chrf", "ter", "exact_match", "sentences_per_second"), 2)  # of printed metrics
 
@@ -105,12 +104,8 @@ def compare_runs(command: EvaluateRun, device: torch.device) -> float | None:
         echo(f"\n{SEEDS_LEGEND if has_seeds(texts) else RUNS_LEGEND}; * p < 0.05\n")
         for name, signature in comparison.signatures.items():
             echo(f"{name:<22}{signature}")
-        settings = {
-            path: {name: evaluation.metrics[name] for name in METRIC_SETTINGS}
-            for path, evaluation in evaluations.items()
-        }
         path = first.results / "comparison.json"
-        write_comparison(comparison, settings, path)
+        write_comparison(comparison, path)
         echo(f"{'results':<22}{path}")
     return last.metrics["bleu"]
 

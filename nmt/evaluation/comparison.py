@@ -113,11 +113,11 @@ def align_columns(rows: list[list[str]]) -> str:
     return "\n".join(lines)
 
 
-def write_comparison(comparison: Comparison, settings: Mapping[str, Mapping[str, Any]], path: Path) -> None:
-    """Write a comparison as JSON, with the settings of each system."""
+def write_comparison(comparison: Comparison, path: Path) -> None:
+    """Write a comparison as JSON."""
     scores = {
         system: {metric: score._asdict() for metric, score in scores_by_metric.items()}
         for system, scores_by_metric in comparison.scores.items()
     }
-    content = comparison._asdict() | {"scores": scores, "settings": settings}
+    content = comparison._asdict() | {"scores": scores}
     write_atomically(path, [json.dumps(content, indent=1, ensure_ascii=False), "\n"])
