@@ -16,7 +16,6 @@ import torch
 from builders import ROOT
 from torch.distributed.run import get_args_parser
 
-import nmt
 from nmt.config.model import AttentionConfig, SelfAttentionConfig
 from nmt.model.attention import Attention
 from nmt.model.kernels import KERNELS
@@ -157,7 +156,6 @@ def test_python_is_as_the_readme_shows(home: Path, tmp_path: Path, monkeypatch: 
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(block, {})
     assert printed.getvalue().count("\n") == 4
-    assert nmt.load("dog-en").translate(["Ein Hund läuft."])[0].text
 
 
 @pytest.fixture(scope="module")
