@@ -125,13 +125,11 @@ def test_model_1_matches_its_equation() -> None:
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
-        ("Haus", "haus"),
         ("İstanbul", "istanbul"),
         ("STRASSE", normalize_word("Straße")),
         ("Cafe\u0301", "café"),
         ("(„don't“)!", "don't"),
         ("...", "..."),
-        ("$3.5", "$3.5"),
         ("\u202bسلام\u202c،", "سلام"),
         ("می\u200cخواهم", "میخواهم"),
         ("\u200f", "\u200f"),
