@@ -10,7 +10,6 @@ from tqdm import tqdm
 from nmt.config import MONITOR_FLOORS, MONITOR_METRICS
 from nmt.data.batching import padding_waste
 from nmt.decoding.translator import warn_of_long_sources
-from nmt.errors import UserError
 from nmt.runs.history import METRICS_FILE
 from nmt.system.distributed import all_reduce_max, rank
 from nmt.system.logging import log
@@ -22,8 +21,6 @@ from nmt.training.state import TrainState, save_state
 from nmt.training.step import train_step
 from nmt.training.validation import validate
 
-MAX_SKIPPED = 20  # consecutive updates with a non-finite loss or gradient after which training stops
-
 
 def fit(state: TrainState) -> float:
     """Train until `train.max_steps`, `train.max_epochs` or `train.patience` is reached, and return the best score.
@@ -33,7 +30,7 @@ def fit(state: TrainState) -> float:
 
     Raises:
         SystemExit: 128 + the number of the signal.
-        UserError: `MAX_SKIPPED` updates in a row failed, the checkpoint cannot be written, or memory is too small
+        UserError: too many updates in a row failed, the checkpoint cannot be written, or memory is too small
             for a single pair.
     """
     config, data, progress = state.run.train, state.data, state.progress
@@ -60,7 +57,7 @@ def fit(state: TrainState) -> float:
 
             # Save.
             if progress.step != saved_step and (is_due or signal):
-                count_failures(state, meter)
+                meter.count_failures(progress)
                 with meter.paused():
                     save_state(state)
                 saved_step, saved_at = progress.step, time.monotonic()
@@ -168,8 +165,9 @@ def report(state: TrainState, meter: ProgressMeter, total_steps: int, quiet: boo
 
     With `quiet` the log line goes to the file only, because the bar already shows it.
     """
-    count_failures(state, meter)
-    progress, updates, failed, measures = state.progress, len(meter.failed), sum(meter.failed), meter.measure()
+    progress = state.progress
+    meter.count_failures(progress)
+    updates, failed, measures = len(meter.failed), sum(meter.failed), meter.measure()
     learning_rate = state.optimizer.param_groups[0]["lr"]
     event = {"event": "train", "step": progress.step, "epoch": progress.epoch, **measures, "lr": learning_rate}
     event |= {"skipped": progress.skipped, "device_memory": peak_device_memory(state.device)}
@@ -185,21 +183,3 @@ def report(state: TrainState, meter: ProgressMeter, total_steps: int, quiet: boo
         extra={"quiet": quiet},
     )
     return summary
-
-
-def count_failures(state: TrainState, meter: ProgressMeter) -> None:
-    """Count the updates that failed. This waits for the GPU, so it is not done at each step.
-
-    Raises:
-        UserError: too many failed in a row.
-    """
-    progress = state.progress
-    for step, has_failed in meter.read_failures():
-        progress.skipped += has_failed
-        progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if has_failed else 0
-        if progress.skipped_in_a_row >= MAX_SKIPPED:
-            raise UserError(
-                f"training diverged: the loss or gradient was not finite in {MAX_SKIPPED} updates in a row, last at "
-                f"step {step}. Try a lower optim.lr, a longer optim.warmup, or an optim.clip below 1; the last "
-                "checkpoint is unchanged"
-            )

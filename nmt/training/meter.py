@@ -11,9 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from nmt.errors import with_filename
+from nmt.errors import UserError, with_filename
 from nmt.system.distributed import rank
 from nmt.system.text import replace_nonfinite
+from nmt.training.progress import Progress
+
+MAX_SKIPPED = 20  # consecutive updates with a non-finite loss or gradient after which training stops
 
 
 class LossSums(NamedTuple):
@@ -44,7 +47,7 @@ class ProgressMeter:
     def restart(self) -> None:
         """Start a new reporting interval now."""
         self.results: list[UpdateResult] = []
-        self.failed: list[bool] = []  # one per result, as far as `read_failures` has read them
+        self.failed: list[bool] = []  # one per result, as far as `count_failures` has read them
         self.started = time.perf_counter()
 
     def add(self, result: UpdateResult) -> None:
@@ -57,11 +60,22 @@ class ProgressMeter:
         yield
         self.started += time.perf_counter() - paused
 
-    def read_failures(self) -> Iterator[tuple[int, bool]]:
-        """Yield the numbers of the updates since the last call, and whether each failed. This waits for the GPU."""
+    def count_failures(self, progress: Progress) -> None:
+        """Count the updates that failed since the last call. This waits for the GPU, so it is not done at each step.
+
+        Raises:
+            UserError: `MAX_SKIPPED` failed in a row.
+        """
         for result in self.results[len(self.failed) :]:
             self.failed.append(bool(result.failed.item()))
-            yield result.step, self.failed[-1]
+            progress.skipped += self.failed[-1]
+            progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if self.failed[-1] else 0
+            if progress.skipped_in_a_row >= MAX_SKIPPED:
+                raise UserError(
+                    f"training diverged: the loss or gradient was not finite in {MAX_SKIPPED} updates in a row, last "
+                    f"at step {result.step}. Try a lower optim.lr, a longer optim.warmup, or an optim.clip below 1; "
+                    "the last checkpoint is unchanged"
+                )
 
     def measure(self) -> dict[str, float]:
         """Return means over the updates that did not fail, NaN if all did, and start a new interval.

@@ -54,19 +54,6 @@ def test_log_probabilities_and_topk_match_torch(size: int, dtype: torch.dtype, k
     torch.testing.assert_close(actual_BKC.double(), expected_BKC, rtol=0, atol=atol)
 
 
-def test_chunking_does_not_change_search_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Split rows into chunks of one or two, and the vocabulary into several blocks."""
-    model = sharpen(make_model("luong"))
-    source_BS, length_B, _ = make_ragged_batch()
-    config = SearchConfig(beam=3, n_best=3, max_length=9)
-    unchunked = search(model, source_BS, length_B, config)
-    monkeypatch.setattr(step, "TOKENS_PER_BLOCK", 3)
-    monkeypatch.setattr("nmt.model.kernels.additive.CACHE_NUMEL", 100)
-    for actual, expected in zip(search(model, source_BS, length_B, config), unchunked, strict=True):
-        assert [h.tokens for h in actual] == [h.tokens for h in expected]
-        assert [h.score for h in actual] == pytest.approx([h.score for h in expected], abs=1e-12)
-
-
 def single_sentence(row: int, source_BS: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor]:
     """Return one sentence of a batch, without padding, and its length."""
     return source_BS[row : row + 1, : length_B[row]], length_B[row : row + 1]

@@ -23,7 +23,6 @@ from nmt.model.kernels.linear import Dropout
 from nmt.model.seq2seq import Seq2Seq
 from nmt.runs.checkpoint import find_checkpoint, save_config
 from nmt.runs.folder import lock_run_folder
-from nmt.training import loop
 from nmt.training import step as training_step
 from nmt.training.loop import fit, is_finished, record_validation
 from nmt.training.start import check_run_folder
@@ -215,7 +214,7 @@ def test_total_steps_do_not_depend_on_resumed_epoch(corpus: Path, tmp_path: Path
 def test_repeated_non_finite_updates_stop_training(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "MAX_SKIPPED", 3)
+    monkeypatch.setattr("nmt.training.meter.MAX_SKIPPED", 3)
     state = make_state(corpus, tmp_path, max_steps=8)
     with torch.no_grad():
         state.model.output.bias[5] = math.nan
