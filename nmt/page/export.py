@@ -18,7 +18,6 @@ from torch import Tensor
 from nmt.config import SearchConfig, TrainRun
 from nmt.data.literals import FINAL_MARKS, LITERAL
 from nmt.data.tokenizer import BYTE_PIECES, SPECIALS, LanguageTokenizer, Tokenizer
-from nmt.decoding.rewriting import LineRewriter
 from nmt.errors import UserError
 from nmt.model.kernels.inference_weights import quantize_rows
 from nmt.model.seq2seq import Seq2Seq
@@ -50,8 +49,7 @@ def build_page(model: Seq2Seq, tokenizer: Tokenizer, run: TrainRun, search: Sear
     Raises:
         UserError: a setting of search does not work in the page.
     """
-    check_search(search)
-    LineRewriter(search, tokenizer, run.data.languages)  # checks that the model can do what `search` says of a line
+    check_search(search, tokenizer)
     search = search.with_source_limit_of(run.data)
     index, weights = pack_tensors(quantize_tensors(model) | get_scores(tokenizer))
     title = f"{run.data.source} \N{RIGHTWARDS ARROW} {run.data.target}"
@@ -65,8 +63,13 @@ def build_page(model: Seq2Seq, tokenizer: Tokenizer, run: TrainRun, search: Sear
     return fill_template(FOLDER / "translator.html", parts)
 
 
-def check_search(search: SearchConfig) -> None:
-    """Raise a `UserError` if a setting is changed that the page does not follow."""
+def check_search(search: SearchConfig, tokenizer: Tokenizer) -> None:
+    """Raise a `UserError` if a setting is changed that the page does not follow, or the model cannot."""
+    if search.protect and not tokenizer.source.literal_ids:
+        raise UserError(
+            "search.protect=true needs a model with pieces that stand for literals; train one with "
+            "tokenizer.literals=16 augment.literals=0.1, or remove search.protect"
+        )
     defaults = asdict(SearchConfig())
     for key, value in asdict(search).items():
         if key not in SEARCH_KEYS and value != defaults[key]:
