@@ -14,8 +14,8 @@ from nmt.errors import UserError, check_at_least, check_choices
 
 SACREBLEU_TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none")
 BLEU_TOKENIZERS = ("auto", *SACREBLEU_TOKENIZERS, "flores200", "flores101", "spm", "spBLEU-1K")
-TRAINING_PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16", "fp64")
-PRECISIONS = (*TRAINING_PRECISIONS, "int8")
+TRAINING_PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp64")
+PRECISIONS = (*TRAINING_PRECISIONS, "fp16", "int8")
 # Sections and keys that a resumed run must not change.
 IMMUTABLE_KEYS = {
     "data",
@@ -88,7 +88,7 @@ class ComputeSettings:
 
     _: KW_ONLY
     device: str = setting("auto", "auto | cpu | cuda | cuda:N | mps")
-    precision: str = setting("auto", "auto | fp32 | tf32 (GPU) | bf16 | fp16 | fp64 | int8 (translation on CPU)")
+    precision: str = setting("auto", "auto | fp32 | tf32 (GPU) | bf16 | fp64; not in training: fp16 | int8 (CPU)")
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"auto|cpu|mps|cuda(:(0|[1-9][0-9]?))?", self.device):
@@ -136,8 +136,8 @@ class TrainRun(ComputeSettings):
         self.resume = self.resume.lower()
         check_choices("", self, resume=("false", "true", "auto"), bleu_tokenizer=BLEU_TOKENIZERS)
         check_at_least(0, "", self, "seed")
-        if self.precision == "int8":
-            raise UserError("precision=int8 is for translation only; train with precision=auto")
+        if self.precision not in TRAINING_PRECISIONS:
+            raise UserError(f"precision={self.precision} is for translation only; train with precision=auto")
         if "${" in self.name or not self.name.strip("./ "):
             raise UserError(f"name={self.name!r} is not a valid folder name; use name=NAME for the folder runs/NAME")
         if self.data.streaming and (self.train.max_steps is None or self.train.validate_every is None):

@@ -17,12 +17,12 @@ from nmt.model.seq2seq import Seq2Seq
 Gradients = list[Tensor | None]  # one per parameter, None where a parameter has no gradient
 
 
-def backward(run: TrainRun, model: Seq2Seq, batch: Batch, update_2: Tensor, factor: Tensor) -> tuple[Loss, Gradients]:
-    """Return the loss of a micro-batch, and `factor` times its gradient for each parameter.
+def backward(run: TrainRun, model: Seq2Seq, batch: Batch, update_2: Tensor) -> tuple[Loss, Gradients]:
+    """Return the loss of a micro-batch, and its gradient for each parameter.
 
     `update_2` holds the number of target tokens of the whole update, and the fraction of training that is done.
     """
-    objective, loss = compute_loss(run, model, batch, update_2, factor)
+    objective, loss = compute_loss(run, model, batch, update_2)
     try:
         objective.backward()
         gradients = [parameter.grad for parameter in model.parameters()]
@@ -31,8 +31,8 @@ def backward(run: TrainRun, model: Seq2Seq, batch: Batch, update_2: Tensor, fact
     return loss, gradients
 
 
-def compute_loss(run: TrainRun, model: Seq2Seq, batch: Batch, update_2: Tensor, factor: Tensor) -> tuple[Tensor, Loss]:
-    """Return `factor` times the training objective, a mean over the update's target tokens, and the sums for the log.
+def compute_loss(run: TrainRun, model: Seq2Seq, batch: Batch, update_2: Tensor) -> tuple[Tensor, Loss]:
+    """Return the training objective, a mean over the update's target tokens, and the sums for the log.
 
     With `train.r_drop` the loss is the mean of two passes with different dropout.
     """
@@ -44,7 +44,7 @@ def compute_loss(run: TrainRun, model: Seq2Seq, batch: Batch, update_2: Tensor, 
         batch.source_BS, batch.source_length_B, batch.target_BT, run.optim.label_smoothing, run.train.r_drop
     )
     total = add_attention_losses(run.train, batch, loss.smoothed, weights, fraction_done)
-    return total / (passes * target_tokens / factor), Loss(*(part.detach() / passes for part in loss))
+    return total / (passes * target_tokens), Loss(*(part.detach() / passes for part in loss))
 
 
 def add_attention_losses(
@@ -97,20 +97,13 @@ class GraphedBackward:
         # Not a method: a reference cycle through `self` would keep the graphs alive until garbage collection.
         self.callable = GraphedCallable(partial(backward_into, self.gradients, run, model))
 
-    def __call__(self, batch: Batch, update_2: Tensor, factor: Tensor) -> tuple[Loss, Gradients]:
-        return self.callable(batch, update_2, factor), [*self.gradients]
+    def __call__(self, batch: Batch, update_2: Tensor) -> tuple[Loss, Gradients]:
+        return self.callable(batch, update_2), [*self.gradients]
 
 
-def backward_into(
-    buffers: list[Tensor],
-    run: TrainRun,
-    model: Seq2Seq,
-    batch: Batch,
-    update_2: Tensor,
-    factor: Tensor,
-) -> Loss:
+def backward_into(buffers: list[Tensor], run: TrainRun, model: Seq2Seq, batch: Batch, update_2: Tensor) -> Loss:
     """Call `backward`, and write the gradients to `buffers`: 0 where a parameter has none."""
-    loss, gradients = backward(run, model, batch, update_2, factor)
+    loss, gradients = backward(run, model, batch, update_2)
     pairs = zip(buffers, gradients, strict=True)
     torch._foreach_copy_(buffers, [torch.zeros_like(buffer) if new is None else new for buffer, new in pairs])
     return loss

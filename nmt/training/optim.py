@@ -9,27 +9,6 @@ from torch import Tensor, nn
 from nmt.config import OptimConfig
 
 FUSED_DEVICES = ("cpu", "cuda")  # devices whose fused optimizer kernels support `grad_scale` and `found_inf`
-GROWTH_INTERVAL = 2000  # successful updates in a row after which the loss scale is doubled
-
-
-class LossScale:
-    """The factor on the loss that keeps small gradients from underflowing in fp16.
-
-    It is halved after a failed update and doubled after `GROWTH_INTERVAL` successful ones (Micikevicius et al. 2018,
-    section 3.2). In other precisions it stays 1. `factor` and `steady_steps` are tensors on the device, so updating
-    them needs no synchronization.
-    """
-
-    def __init__(self, is_adaptive: bool, factor: float, steady_steps: int, device: torch.device) -> None:
-        self.is_adaptive = is_adaptive
-        self.factor = torch.tensor(factor, device=device)
-        self.steady_steps = torch.tensor(steady_steps, device=device)  # updates since the factor last changed
-
-    def update(self, failed: Tensor) -> None:
-        if self.is_adaptive:
-            self.steady_steps = torch.where(failed, 0, (self.steady_steps + 1) % GROWTH_INTERVAL)
-            grown = torch.where(self.steady_steps == 0, 2 * self.factor, self.factor)
-            self.factor = torch.where(failed, self.factor / 2, grown)
 
 
 def build_optimizer(config: OptimConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -50,8 +29,8 @@ def build_optimizer(config: OptimConfig, parameters: Iterable[nn.Parameter]) -> 
     return optimizer
 
 
-def step_if_finite(optimizer: torch.optim.Optimizer, max_norm: float | None, scale: Tensor, loss: Tensor) -> Tensor:
-    """Take one step with gradients that are `scale` times too large, and return whether it failed.
+def step_if_finite(optimizer: torch.optim.Optimizer, max_norm: float | None, loss: Tensor) -> Tensor:
+    """Take one step, and return whether it failed.
 
     Gradients longer than `max_norm` are clipped (Pascanu et al. 2013). The step fails, and nothing changes, if
     the loss or the gradient is not finite.
@@ -63,7 +42,7 @@ def step_if_finite(optimizer: torch.optim.Optimizer, max_norm: float | None, sca
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     total_norm = nn.utils.get_total_norm(gradients)
     failed = ~torch.isfinite(total_norm + loss.detach())
-    divisor = scale if max_norm is None else torch.maximum(scale, total_norm / max_norm)
+    divisor = torch.ones_like(total_norm) if max_norm is None else (total_norm / max_norm).clamp(min=1)
     if total_norm.device.type not in FUSED_DEVICES:
         if not failed:
             torch._foreach_div_(gradients, divisor)

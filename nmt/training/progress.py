@@ -38,8 +38,6 @@ class Progress:
     decays: int = 0  # plateaus of the learning rate
     skipped: int = 0  # updates skipped because loss or gradient was not finite
     skipped_in_a_row: int = 0  # skipped updates since the last one that was not
-    loss_scale: float = 2.0**16  # fp16: factor on the loss
-    loss_scale_steps: int = 0  # fp16: updates since the loss scale last changed
 
 
 def read_progress(path: Path) -> Progress:

@@ -20,7 +20,6 @@ from nmt.system.logging import log
 from nmt.system.quoting import quote_setting
 from nmt.training.backward import GraphedBackward
 from nmt.training.data import TrainingData
-from nmt.training.optim import LossScale
 from nmt.training.progress import Progress, read_progress
 
 
@@ -39,12 +38,6 @@ class TrainState:
     max_positions: float = math.inf  # source and target positions of the largest micro-batch known to fit in memory
     shapes_K3: Indices = field(default_factory=NO_SHAPES.copy)  # shapes that batches are padded to on a GPU
     graphed_backward: GraphedBackward | None = None  # on a GPU from the first update on
-    loss_scale: LossScale = field(init=False)
-
-    def __post_init__(self) -> None:
-        is_half = self.model.dtype == torch.float16
-        factor = self.progress.loss_scale if is_half else 1.0
-        self.loss_scale = LossScale(is_half, factor, self.progress.loss_scale_steps, self.device)
 
 
 def derive_seed(*numbers: int) -> int:
@@ -63,9 +56,6 @@ def save_state(state: TrainState) -> None:
     if rank():
         return
     progress = state.progress
-    if state.loss_scale.is_adaptive:
-        progress.loss_scale = state.loss_scale.factor.item()
-        progress.loss_scale_steps = int(state.loss_scale.steady_steps.item())
     try:
         save_checkpoint(
             state.folder, state.model, state.data.corpus.tokenizer, state.run, state.optimizer, asdict(progress)

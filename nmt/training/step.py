@@ -68,9 +68,8 @@ def train_step(state: TrainState, indices: Indices, total_steps: int) -> UpdateR
     rate = compute_learning_rate(optim, progress.step + 1, total_steps, progress.decays)
     for group in state.optimizer.param_groups:
         group["lr"] = rate
-    failed = step_if_finite(state.optimizer, optim.clip, state.loss_scale.factor, sums.smoothed)
+    failed = step_if_finite(state.optimizer, optim.clip, sums.smoothed)
     state.optimizer.zero_grad(set_to_none=True)
-    state.loss_scale.update(failed)
     progress.step += 1
     return UpdateResult(progress.step, sums, failed)
 
@@ -80,7 +79,7 @@ def forward_backward(
 ) -> tuple[list[Any], LossSums]:
     """Sum the gradients and the losses of this rank's micro-batches.
 
-    Gradients are divided by the `target_tokens` of the whole update and multiplied by the loss scale.
+    Gradients are divided by the `target_tokens` of the whole update.
     """
     run, model, step = state.run, state.model, state.progress.step
     if state.device.type == "cuda" and model.is_fast and state.graphed_backward is None:
@@ -102,7 +101,7 @@ def forward_backward(
     totals: list[Any] = [None for _ in model.parameters()]
     for number, batch in enumerate(batches):
         torch.manual_seed(derive_seed(run.seed, step, rank() + world_size() * number))
-        loss, gradients = compute(batch.to(state.device), update_2, state.loss_scale.factor)
+        loss, gradients = compute(batch.to(state.device), update_2)
         if number:
             sums = [total + new for total, new in zip(sums, loss, strict=True)]
             totals = [new if total is None else total.add_(new) for total, new in zip(totals, gradients, strict=True)]

@@ -260,22 +260,6 @@ def test_resume_rejects_or_logs_changed_settings(caplog: pytest.LogCaptureFixtur
             check_resumed_settings(changed, before)
 
 
-def test_fp16_loss_scale_adapts_and_is_stored(text: Path, tmp_path: Path) -> None:
-    """A loss scale that is far too large is halved until updates succeed, and checkpoints store it."""
-    state = make_state(text, tmp_path, max_steps=24, validate_every=8, log_every=4)
-    state.model.dtype = torch.float16
-    state = replace(state, progress=replace(state.progress, loss_scale=2.0**30))
-    fit(state)
-    skipped, steps_at_scale = state.progress.skipped, state.progress.loss_scale_steps
-    assert 2 <= skipped <= 16 and steps_at_scale == 24 - skipped
-    assert state.progress.loss_scale == 2.0 ** (30 - skipped)
-    stored = read_progress(tmp_path / "checkpoints" / "step_000024" / STATE_FILE)
-    assert (stored.loss_scale, stored.skipped) == (state.progress.loss_scale, skipped)
-    assert stored.loss_scale_steps == steps_at_scale
-    losses = [event["loss"] for event in read_events(tmp_path, "train")]
-    assert losses[-1] < losses[-2] and all(loss is None or math.isfinite(loss) for loss in losses)
-
-
 def test_terminated_translate_leaves_no_partial_output(home: Path, tmp_path: Path) -> None:
     streams = [tmp_path / name for name in ("stdin", "printed", "stderr")]
     os.mkfifo(streams[0])
@@ -478,7 +462,7 @@ def test_crafted_files_are_rejected(name: str, home: Path, tmp_path: Path, monke
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("step", "1"), ("step", True), ("loss_scale", None), ("new", 1), ("best", 3), ("best", [[1]]), ("best", ["12"])],
+    [("step", "1"), ("step", True), ("decays", None), ("new", 1), ("best", 3), ("best", [[1]]), ("best", ["12"])],
 )
 def test_crafted_state_is_rejected(key: str, value: object, trained: Path, tmp_path: Path) -> None:
     state, path = find_last_intact_checkpoint(trained) / STATE_FILE, tmp_path / STATE_FILE

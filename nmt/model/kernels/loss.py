@@ -4,7 +4,6 @@ Shapes: R target tokens (including padding if it is not dropped), P passes over 
 feature size, V vocabulary.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -51,10 +50,6 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         mean_R1 = torch.zeros_like(target_logit_R1)
         kl_R1 = torch.zeros_like(target_logit_R1)
         sum_R1 = target_logit_R1.new_full((len(logits_RV), 1), torch.inf)
-        # The unscaled gradient of the target token is as large as the sum of all exponentials, with R-Drop up to
-        # 1 + a / 2 times as large. The shift keeps it in the range of fp16.
-        largest = vocabulary * (1 + r_drop / 2)
-        shift = max(0.0, math.log(largest / 2**15)) if logits_RV.dtype == torch.float16 else 0.0
         copies = 6 if r_drop else 1  # of a token's logits in fp32: p, its log ratio and a temporary, in both passes
         max_logits = MAX_FP32_LOGITS.get(x_RD.device.type, logits_RV.numel())
         tokens_per_chunk = max(1, max_logits // (copies * vocabulary))
@@ -65,7 +60,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
             torch.amax(p_PrV, 2, keepdim=True, out=max_Pr1)
             if smoothing:
                 torch.mean(p_PrV, 2, keepdim=True, out=mean_Pr1)
-            p_PrV.sub_(max_Pr1 + shift)
+            p_PrV.sub_(max_Pr1)
             ratio_PrV = p_PrV - p_PrV.flip(0) if r_drop else None
             torch.sum(p_PrV.exp_(), 2, keepdim=True, out=sum_Pr1)
             if ratio_PrV is not None:
@@ -75,7 +70,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
                     p_PrV.sub_(sum_Pr1 * (smoothing / vocabulary))
                 p_PrV.scatter_add_(2, target_Pr1, sum_Pr1 * (smoothing - 1))
                 logits_PrV.copy_(p_PrV)
-        logsum_R1, padding_R1 = max_R1 + shift + sum_R1[:rows].log(), target_R1 == pad
+        logsum_R1, padding_R1 = max_R1 + sum_R1[:rows].log(), target_R1 == pad
         nats = (logsum_R1 - target_logit_R1).masked_fill_(padding_R1, 0).sum()
         smoothed_R1 = logsum_R1 - (1 - smoothing) * target_logit_R1 - smoothing * mean_R1 + r_drop / 2 * kl_R1
         smoothed = smoothed_R1.masked_fill_(padding_R1, 0).sum()
