@@ -8,69 +8,34 @@ python -m nmt.evaluate --help
 
 import nmt.system.startup  # noqa: F401  # isort: skip  before anything that imports torch
 import glob
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from nmt.config import SIDES, EvaluateRun
 from nmt.data.corpus import get_gold_links, iter_column, load_pairs
-from nmt.decoding.alignment import restore_unknown_words
-from nmt.decoding.translation import Translation, check_scores, warn_if_truncated
+from nmt.decoding.translation import check_scores, warn_if_truncated
 from nmt.decoding.translator import Translator
 from nmt.errors import UserError
-from nmt.evaluation.comparison import (
-    compare_systems,
-    format_comparison,
-    has_seeds,
-    write_comparison,
-)
+from nmt.evaluation.comparison import compare_systems, format_comparison, write_comparison
 from nmt.evaluation.erasure import measure_erasure, normalize_losses
 from nmt.evaluation.heads import WordWeights, compute_head_weights
-from nmt.evaluation.metrics import (
-    choose_bleu_tokenizer,
-    compute_scores,
-    format_perplexity,
-    sentence_chrf,
-)
-from nmt.evaluation.plot import draw_heat_map
-from nmt.evaluation.report import MAX_PAIRS_WITH_HEADS, build_report, sort_worst_first
+from nmt.evaluation.metrics import choose_bleu_tokenizer, compute_scores, sentence_chrf
+from nmt.evaluation.report import MAX_PAIRS_WITH_HEADS, sort_worst_first
+from nmt.evaluation.results import Evaluation, make_results_folder, print_evaluation, write_results
 from nmt.model.kernels.cuda_graphs import with_cuda_graphs
 from nmt.runs.checkpoint import CONFIG_FILE, find_checkpoint, load_config, load_model
 from nmt.system.cli import main
 from nmt.system.device import choose_precision, prepare_model
 from nmt.system.distributed import broadcast_from_rank0, local_rank0_first, process_group, rank
-from nmt.system.files import replacing_folder, write_atomically
 from nmt.system.hub_client import is_hub_address, parse_address
-from nmt.system.logging import log, log_to_stderr
-from nmt.system.text import echo, replace_nonfinite
+from nmt.system.logging import log_to_stderr
+from nmt.system.text import echo
 from nmt.training.validation import evaluate_loss
-
-MAX_PICTURES = 4  # of alignments
-SHOWN_EXAMPLES = 4  # translations printed at the end
-RUNS_LEGEND = "± half of the 95% confidence interval; p: probability of as large a difference in this direction by luck"
-SEEDS_LEGEND = (
-    "mean ± standard deviation over runs; difference ± half of its 95% confidence interval; p: probability of a "
-    "difference as large by chance; seeds needed: runs of each system to find it (p < 0.05) in 4 of 5 experiments"
-)
-DECIMALS = dict.fromkeys(("loss", "ppl", "accuracy", "aer", "entropy", "erasure_tau", "erasure_aer"), 4)
-DECIMALS |= dict.fromkeys(("bleu", "chrf", "ter", "exact_match", "sentences_per_second"), 2)  # of printed metrics
-
-
-class Evaluation(NamedTuple):
-    """A model's translations of a split, and their metrics."""
-
-    run: Path
-    results: Path  # folder of the result files
-    sources: list[str]
-    references: list[str]
-    translations: list[Translation]
-    metrics: dict[str, Any]  # content of metrics.json
 
 
 @main("evaluate")
@@ -101,7 +66,6 @@ def compare_runs(command: EvaluateRun, device: torch.device) -> float | None:
         }
         comparison = compare_systems(texts, first.sources, first.references, bleu_tokenizer)
         echo(format_comparison(comparison))
-        echo(f"\n{SEEDS_LEGEND if has_seeds(texts) else RUNS_LEGEND}; * p < 0.05\n")
         for name, signature in comparison.signatures.items():
             echo(f"{name:<22}{signature}")
         path = first.results / "comparison.json"
@@ -194,62 +158,6 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
     if not rank():
         write_results(evaluation, f"{home.resolve().name}, {data.split}", choices)
     return evaluation
-
-
-def make_results_folder(folder: Path) -> None:
-    """Create the folder of the results before the work, which an error after it would waste.
-
-    Raises:
-        UserError: its parent is a symbolic link, in a run of someone else perhaps to files of the user.
-    """
-    if folder.parent.is_symlink():
-        raise UserError(f"{folder.parent} is a symbolic link; results are not written through links, so remove it")
-    folder.mkdir(parents=True, exist_ok=True)
-
-
-def write_results(evaluation: Evaluation, title: str, choices: Sequence[WordWeights]) -> None:
-    """Replace the folder of results: translations, alignments, metrics, the report, and pictures of alignments."""
-    run, _, sources, references, translations, metrics = evaluation
-    files = {
-        "translations.txt": (translation.text + "\n" for translation in translations),
-        "alignments.jsonl": (translation.record.to_json() + "\n" for translation in translations),
-        "report.html": [build_report(title, metrics, sources, references, translations, choices)],
-        "metrics.json": [json.dumps(replace_nonfinite(metrics), indent=1, ensure_ascii=False), "\n"],
-    }
-    with replacing_folder(evaluation.results) as folder:
-        for name, parts in files.items():
-            write_atomically(folder / name, parts)
-        try:
-            draw_heat_maps(folder, sources, translations)
-        except UserError as error:  # matplotlib is optional
-            log.warning(f"no pictures were drawn: {error}")
-
-
-def draw_heat_maps(folder: Path, sources: list[str], translations: list[Translation]) -> None:
-    """Draw word alignments of the first translations that are not empty."""
-    weights = ((row, translation.record.word_weights()) for row, translation in enumerate(translations))
-    shown = ((row, weights_TS) for row, weights_TS in weights if weights_TS is not None and weights_TS.size)
-    for row, weights_TS in islice(shown, MAX_PICTURES):
-        record = translations[row].record
-        source_words = restore_unknown_words(sources[row], record.source_words)
-        target_words = restore_unknown_words(translations[row].text, record.target_words)
-        draw_heat_map(folder / f"alignment_{row + 1}.png", source_words, target_words, weights_TS)
-
-
-def print_evaluation(evaluation: Evaluation) -> None:
-    """Print examples, metrics and the paths of the results."""
-    run, results, sources, references, translations, metrics = evaluation
-    for source, reference, translation in islice(zip(sources, references, translations, strict=True), SHOWN_EXAMPLES):
-        echo(f"source     {source}\nreference  {reference}\nmodel      {translation.text}\n")
-    rows: list[tuple[str, Any]] = []
-    for name, decimals in DECIMALS.items():
-        if name in metrics:
-            rows.append((name, "-" if metrics[name] is None else format_perplexity(metrics[name], decimals)))
-    rows += metrics["signatures"].items()
-    rows += [("alignment picture", path) for path in sorted(results.glob("alignment_*.png"))[:1]]
-    rows += [("results", results.parent), ("run", run), ("page", results / "report.html")]
-    for name, value in rows:
-        echo(f"{name:<22}{value}")
 
 
 if __name__ == "__main__":

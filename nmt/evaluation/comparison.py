@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from nmt.evaluation.metrics import METRIC_NAMES, BleuByRange, SystemScore, bleu_by_length, paired_bootstrap
 from nmt.evaluation.seeds import SeedComparison, compare_over_seeds
@@ -14,6 +14,11 @@ from nmt.system.messages import pluralize
 
 MIN_RELIABLE_SENTENCES = 100  # with fewer sentences, a warning is logged
 SIGNIFICANCE_LEVEL = 0.05  # differences with a lower p-value are marked
+RUNS_LEGEND = "± half of the 95% confidence interval; p: probability of as large a difference in this direction by luck"
+SEEDS_LEGEND = (
+    "mean ± standard deviation over runs; difference ± half of its 95% confidence interval; p: probability of a "
+    "difference as large by chance; seeds needed: runs of each system to find it (p < 0.05) in 4 of 5 experiments"
+)
 
 
 class Comparison(NamedTuple):
@@ -46,16 +51,11 @@ def compare_systems(
             f"{MIN_RELIABLE_SENTENCES}"
         )
     scores: Mapping[str, Mapping[str, SystemScore | SeedComparison]]
-    if has_seeds(systems):
+    if any(len(runs) > 1 for runs in systems.values()):
         scores, signatures = compare_over_seeds(systems, references, tokenizer)
     else:
         scores, signatures = paired_bootstrap(systems, references, tokenizer)
     return Comparison(scores, signatures, by_length)
-
-
-def has_seeds(systems: Mapping[str, Sequence[Any]]) -> bool:
-    """Return whether one of the systems has several runs."""
-    return any(len(runs) > 1 for runs in systems.values())
 
 
 def average_ranges(runs: Sequence[BleuByRange]) -> BleuByRange:
@@ -64,7 +64,7 @@ def average_ranges(runs: Sequence[BleuByRange]) -> BleuByRange:
 
 
 def format_comparison(comparison: Comparison) -> str:
-    """Return the comparison as plain-text tables."""
+    """Return the comparison as plain-text tables with a legend."""
     rows = [["", *(METRIC_NAMES[metric] for metric in comparison.signatures)]]
     for system, scores in comparison.scores.items():
         rows.append([system, *map(format_score, scores.values())])
@@ -78,7 +78,9 @@ def format_comparison(comparison: Comparison) -> str:
     for scores_of_range in zip(*comparison.by_length.values(), strict=True):
         name, sentences, _ = scores_of_range[0]
         ranges.append([name, f"{sentences:,}", *(f"{score:.2f}" for _, _, score in scores_of_range)])
-    return f"{align_columns(rows)}\n\nBLEU by source words\n{align_columns(ranges)}"
+    has_seeds = any(isinstance(score, SeedComparison) for score in comparison.scores[first].values())
+    legend = SEEDS_LEGEND if has_seeds else RUNS_LEGEND
+    return f"{align_columns(rows)}\n\nBLEU by source words\n{align_columns(ranges)}\n\n{legend}; * p < 0.05\n"
 
 
 def format_score(score: SystemScore | SeedComparison) -> str:

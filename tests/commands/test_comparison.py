@@ -15,7 +15,7 @@ def test_compare_systems_marks_significant_differences() -> None:
     worse = [text.replace("dog", "cow") if n % 2 else text for n, text in enumerate(references)]
     systems = {"best": [references], "same": [list(references)], "worse": [worse]}
     comparison = compare_systems(systems, sources, references)
-    [scores, by_length] = format_comparison(comparison).split("\n\n")
+    [scores, by_length, legend] = format_comparison(comparison).split("\n\n")
     rows = {line.split()[0]: line for line in scores.splitlines()[1:]}
     assert "(" not in rows["best"] and "*" not in rows["same"] and rows["worse"].count("*") == 3
     assert [(name, count) for name, count, _ in comparison.by_length["best"]] == [("up to 5", 60), ("6-10", 30)]
@@ -23,7 +23,7 @@ def test_compare_systems_marks_significant_differences() -> None:
     long_sources = slice(1, None, 3)
     worse_score = comparison.by_length["worse"][1][2]
     assert worse_score == bleu(worse[long_sources], references[long_sources])
-    assert by_length.splitlines()[0] == "BLEU by source words"
+    assert by_length.splitlines()[0] == "BLEU by source words" and legend.startswith("± half of the 95% confidence")
     assert by_length.splitlines()[3].split() == ["6-10", "30", "100.00", "100.00", f"{worse_score:.2f}"]
 
 
