@@ -133,17 +133,17 @@ def join_sentences(texts: Iterable[str]) -> str:
     return joined
 
 
-def find_glued_words(text: str, words: Sequence[str]) -> list[int]:
+def find_words_without_space(text: str, words: Sequence[str]) -> list[int]:
     """Return the indices of words that follow the previous word without a space, as in Chinese."""
-    glued = []
+    no_space_before = []
     end = 0
     for index, word in enumerate(words):
         start = text.find(word, end)
         if start == end > 0:
-            glued.append(index)
+            no_space_before.append(index)
         if start >= 0:
             end = start + len(word)
-    return glued
+    return no_space_before
 
 
 def split_words(parts: Sequence[str]) -> list[list[str]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nmt.data.words import find_glued_words
+from nmt.data.words import find_words_without_space
 from nmt.decoding.alignment import restore_unknown_words
 from nmt.decoding.translation import Translation
 from nmt.evaluation.heads import WordWeights
@@ -85,9 +85,12 @@ def build_pair(
         "chrf": round(chrf, 2),
         "score": round(translation.score, 3) if math.isfinite(translation.score) else None,
     }
-    glued = [find_glued_words(source, source_words), find_glued_words(translation.text, target_words)]
-    if any(glued):
-        pair["glued"] = glued
+    no_space_before = [
+        find_words_without_space(source, source_words),
+        find_words_without_space(translation.text, target_words),
+    ]
+    if any(no_space_before):
+        pair["noSpaceBefore"] = no_space_before
     if 0 < len(source_words) * len(target_words) <= MAX_MATRIX_CELLS:
         matrices = [record.word_weights(), *(choice.weights.get(line - 1) for choice in choices)]
         rows, *others = [None if matrix is None else round_to_percent(matrix) for matrix in matrices]

@@ -16,9 +16,9 @@ function make(name, attributes, ...children) {
   return made;
 }
 
-/** Return the separator before word `i`: a space, unless it is the first word or glued. */
-function gap(i, glued) {
-  return i && !glued?.includes(i) ? " " : "";
+/** Return the separator before word `i`: a space, unless it is the first word or has none before it. */
+function gap(i, noSpaceBefore) {
+  return i && !noSpaceBefore?.includes(i) ? " " : "";
 }
 
 /** Build a grid with words as headers. One cell is in the tab order; arrow keys move from there. */

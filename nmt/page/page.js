@@ -40,7 +40,7 @@ function showModel() {
 }
 
 const words = (side, axis) => side.words.flatMap((word, i) =>
-  [gap(i, side.glued), make("span", { class: "word", [axis]: i }, word)]);
+  [gap(i, side.noSpaceBefore), make("span", { class: "word", [axis]: i }, word)]);
 
 /** Show the words of the source behind the text that was typed. */
 function showMirror() {

@@ -1,15 +1,15 @@
 // A sentence pair: its texts, and the matrix of their attention.
 //
-// A pair is {line, source: [words], reference: text, translation: [words], chrf, score, glued, rows}.
+// A pair is {line, source: [words], reference: text, translation: [words], chrf, score, noSpaceBefore, rows}.
 // `score`: log-probability, or null.
-// `glued` (optional): indices of words that follow the previous word without a space, [source, translation].
+// `noSpaceBefore` (optional): indices of words that follow the previous word without a space, [source, translation].
 // `rows` (only with attention): weights of each translated word as [source word, percent, source word, percent, ...]
 // without zeros.
 
 /** Build the article of a pair, with a matrix of `rows`, if there are any; they need not be the pair's own. */
 function pairArticle(pair, rows) {
-  const text = (words, axis, glued) => make("dd", { dir: "auto" }, ...words.flatMap((word, i) =>
-    [gap(i, glued), rows && axis ? make("span", { class: "word", [axis]: i }, word) : word]));
+  const text = (words, axis, noSpaceBefore) => make("dd", { dir: "auto" }, ...words.flatMap((word, i) =>
+    [gap(i, noSpaceBefore), rows && axis ? make("span", { class: "word", [axis]: i }, word) : word]));
   const measure = (name, value, digits) => value === null ? "" :
     make("span", { class: "measure" }, `${name} `, make("b", {}, value.toFixed(digits)));
   const made = make("article", { "data-pair": pair.line, "aria-labelledby": `line-${pair.line}`, tabindex: -1 },
@@ -17,9 +17,9 @@ function pairArticle(pair, rows) {
       make("header", {}, make("h2", { id: `line-${pair.line}` }, `Line ${pair.line}`),
         measure("chrF", pair.chrf, 1), measure("log-probability", pair.score, 2)),
       make("dl", {},
-        make("dt", {}, "Source"), text(pair.source, "data-s", pair.glued?.[0]),
+        make("dt", {}, "Source"), text(pair.source, "data-s", pair.noSpaceBefore?.[0]),
         make("dt", {}, "Reference"), text(pair.reference ? [pair.reference] : []),
-        make("dt", {}, "Translation"), text(pair.translation, "data-t", pair.glued?.[1]))));
+        make("dt", {}, "Translation"), text(pair.translation, "data-t", pair.noSpaceBefore?.[1]))));
   if (rows) {
     const weights = rows.map(row => {
       const dense = pair.source.map(() => 0);

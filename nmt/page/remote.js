@@ -16,13 +16,13 @@ function toResult({ translations, parts }) {
   const options = translations.map(option => ({
     text: option.text,
     words: option.target_words,
-    glued: option.target_glued,
+    noSpaceBefore: option.target_no_space_before,
     score: option.score,
     ranking: option.ranking_score ?? option.score,  // samples are not ranked
     weights: option.word_weights,
   }));
   return {
-    source: { words: best.source_words, glued: best.source_glued },
+    source: { words: best.source_words, noSpaceBefore: best.source_no_space_before },
     options: best.source_pieces.length ? options : [],  // an empty line has no pieces
     parts,
     isCut: !best.ended,

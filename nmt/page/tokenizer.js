@@ -185,11 +185,11 @@ class LanguageTokenizer {
       groups.at(-1).push(index);
       isInWord = bytes.at(-1) !== 32;
     });
-    const words = [], owners = ids.map(() => -1), glued = [];
+    const words = [], owners = ids.map(() => -1), noSpaceBefore = [];
     for (const group of groups) {
       splitGroup(group, surfaces).forEach((part, number) => {
         for (const index of part) owners[index] = words.length;
-        if (number) glued.push(words.length);
+        if (number) noSpaceBefore.push(words.length);
         words.push(decoder.decode(joinBytes(part.map(index => surfaces[index]))).replace(/^ +| +$/g, ""));
       });
     }
@@ -199,7 +199,7 @@ class LanguageTokenizer {
         owners[index] = owners[index + 1];
       }
     });
-    return { words, owners, glued };
+    return { words, owners, noSpaceBefore };
   }
 }
 

@@ -76,8 +76,8 @@ class Translator {
 
   /**
    * Translate a line. The result is {source, options, parts, isBeyondReach, isCut}:
-   * source: {words, glued}, where `glued` are the indices of words that follow the word before them without a space;
-   * options: [{text, words, glued, score, ranking, weights}], best first: `score` is the log-probability,
+   * source: {words, noSpaceBefore}, with the indices of words that follow the word before them without a space;
+   * options: [{text, words, noSpaceBefore, score, ranking, weights}], best first: `score` is the log-probability,
    *   `ranking` the same with penalties, and weights are [translated word][source word], or null;
    * parts: how many the line was split into; isBeyondReach: whether attention cannot reach the end of one of them;
    * isCut: whether the best translation was cut at its maximum length.
@@ -98,7 +98,7 @@ class Translator {
     const ids = this.source.encode(prepared.text);
     const limit = config.max_source - 1;
     if (!ids.length || BLANK.test(line)) {
-      return { source: { words: [], glued: [] }, options: [], parts: 0, isBeyondReach: false, isCut: false };
+      return { source: { words: [], noSpaceBefore: [] }, options: [], parts: 0, isBeyondReach: false, isCut: false };
     }
     const parts = ids.length > limit ? splitLongLine(ids, ids.map(id => this.source.pieces[id]), limit) : [ids];
     const finish = translation => prepared.restore(translation, 1);
@@ -117,7 +117,8 @@ class Translator {
     const options = parts.length > 1 ? [results.map(([best]) => best)] : results[0].map(option => [option]);
     return {
       source: {
-        words: restoreUnknownWords(line, source.words.map(word => prepared.restore(word, 0))), glued: source.glued,
+        words: restoreUnknownWords(line, source.words.map(word => prepared.restore(word, 0))),
+        noSpaceBefore: source.noSpaceBefore,
       },
       options: options.map(hypotheses => this.join(hypotheses, source, finish)),
       parts: parts.length,
@@ -149,7 +150,7 @@ class Translator {
     return {
       text: joinTexts(hypotheses.map(({ text }) => text)),
       words: target.words.map(finish),
-      glued: target.glued,
+      noSpaceBefore: target.noSpaceBefore,
       score: total("score"),
       ranking: total("ranking"),
       weights: rows.length ? poolWeights(rows, source, target) : null,

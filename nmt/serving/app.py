@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from nmt.config import LinksConfig, ServeRun
-from nmt.data.words import find_glued_words
+from nmt.data.words import find_words_without_space
 from nmt.decoding.alignment import EOS_PIECE
 from nmt.decoding.translation import Translation, describe_translations
 from nmt.errors import UserError
@@ -132,8 +132,8 @@ def add_attention(details: dict[str, Any], options: list[Translation]) -> dict[s
 
     The line gets `parts`, the number of parts that it was split into. Each translation gets `word_weights`, [target
     word][source word], or None where there are none or more than `MAX_WORD_WEIGHTS`; the indices of words that follow
-    the word before them without a space, `source_glued` and `target_glued`; and `ended`, whether it was not cut at its
-    maximum length.
+    the word before them without a space, `source_no_space_before` and `target_no_space_before`; and `ended`, whether it
+    was not cut at its maximum length.
     """
     details["parts"] = options[0].source_pieces.count(EOS_PIECE)
     for option, described in zip(options, details["translations"], strict=True):
@@ -142,8 +142,8 @@ def add_attention(details: dict[str, Any], options: list[Translation]) -> dict[s
             weights = None
         described |= {
             "word_weights": None if weights is None else weights.round(4).tolist(),
-            "source_glued": find_glued_words(details["source"], described["source_words"]),
-            "target_glued": find_glued_words(option.text, described["target_words"]),
+            "source_no_space_before": find_words_without_space(details["source"], described["source_words"]),
+            "target_no_space_before": find_words_without_space(option.text, described["target_words"]),
             "ended": option.ended,
         }
     return details

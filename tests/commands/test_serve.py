@@ -24,7 +24,7 @@ from servers import DIRECTION, SERVE_SETTINGS, FakeTranslator, Running, ask, fak
 
 import nmt
 from nmt.config import SearchConfig
-from nmt.data.words import find_glued_words
+from nmt.data.words import find_words_without_space
 from nmt.runs.checkpoint import export_model, load_model
 from nmt.serving import app, batcher, translation_request
 from nmt.serving.app import Service
@@ -80,8 +80,8 @@ def test_attention_equals_that_of_nmt_translate(served: Running, home: Path) -> 
         weights = record.word_weights()
         assert weights is not None
         np.testing.assert_allclose(np.array(option["word_weights"]).reshape(weights.shape), weights, atol=1e-4)
-        assert option["source_glued"] == find_glued_words(line, record.source_words)
-        assert option["target_glued"] == find_glued_words(python.text, record.target_words)
+        assert option["source_no_space_before"] == find_words_without_space(line, record.source_words)
+        assert option["target_no_space_before"] == find_words_without_space(python.text, record.target_words)
         assert (option["ended"], got["parts"]) == (python.ended, python.source_pieces.count("</s>"))
     assert max(got["parts"] for got in details) > 1 and empty["parts"] == 0
     assert "word_weights" not in str(ask(served.url, "Hund", details=True))

@@ -16,7 +16,7 @@ from nmt.data.tokenizer import group_by_spaces, group_by_words, train_tokenizer
 from nmt.data.words import (
     FORMAT_CHARACTERS,
     detect_script,
-    find_glued_words,
+    find_words_without_space,
     join_sentences,
     segment_words,
     segmenter_name,
@@ -172,9 +172,9 @@ def test_join_sentences_adds_space_only_between_spaced_scripts() -> None:
     assert join_sentences(["วันนี้", "แมว"]) == "วันนี้ แมว"
 
 
-def test_find_glued_words() -> None:
-    assert find_glued_words("狗看见3本书。 ok", ["狗", "看见", "3", "本", "书", "。", "ok"]) == [1, 2, 3, 4, 5]
-    assert find_glued_words("a a  b", ["a", "a", "b"]) == find_glued_words("x", ["<unk>", "y"]) == []
+def test_find_words_without_space() -> None:
+    assert find_words_without_space("狗看见3本书。 ok", ["狗", "看见", "3", "本", "书", "。", "ok"]) == [1, 2, 3, 4, 5]
+    assert find_words_without_space("a a  b", ["a", "a", "b"]) == find_words_without_space("x", ["<unk>", "y"]) == []
 
 
 # ---------------------------------------------------------------------------------------------------- BLEU's tokenizer

@@ -273,8 +273,8 @@ def test_words_of_scripts_without_spaces_are_separated(evaluate: Evaluate) -> No
     found = evaluate(f"tokenizer.groupByWords({[*ids, EOS]})")
     assert found["words"][0] == "今天" and len(found["words"]) > 4 and found["owners"][-1] == -1
     assert "".join(found["words"]) == "今天der天气很好สวัสดีครับ"
-    glued = "".join(("" if i in found["glued"] else " ") + word for i, word in enumerate(found["words"]))
-    assert glued == " 今天 der天气很好 สวัสดีครับ"
+    spaced = "".join(("" if i in found["noSpaceBefore"] else " ") + word for i, word in enumerate(found["words"]))
+    assert spaced == " 今天 der天气很好 สวัสดีครับ"
 
 
 def test_tied_tensors_are_stored_once() -> None:
