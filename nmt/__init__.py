@@ -8,14 +8,18 @@ for translation in model.translate(["Ein Hund schläft.", "Eine Katze läuft."])
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
-import nmt.system.openmp  # noqa: F401  sets environment variables that torch reads when it is imported
 from nmt.errors import UserError
 
 if TYPE_CHECKING:
     from nmt.api import Model, Record, Translation, load
 
+# OpenMP threads that wait spin for a few microseconds, not for milliseconds, in which all would wait for one whose core
+# another process has (experiments/cpu_speed.md). OpenMP reads this when torch is imported.
+if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
+    os.environ["GOMP_SPINCOUNT"] = "2000"
 __version__ = "0.1.0"
 __all__ = ["Model", "Record", "Translation", "UserError", "load"]
 

@@ -26,22 +26,17 @@ def choose_device(name: str) -> torch.device:
     Raises:
         UserError: the machine does not have this device.
     """
-    local_rank, local_world_size = LAUNCH_ENV["LOCAL_RANK"], LAUNCH_ENV["LOCAL_WORLD_SIZE"]
+    several = LAUNCH_ENV["LOCAL_WORLD_SIZE"] > 1
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
-    if local_world_size > 1 and device == torch.device("cuda"):
-        device = torch.device("cuda", local_rank)
+    device = torch.device("cuda", LAUNCH_ENV["LOCAL_RANK"]) if several and name == "cuda" else torch.device(name)
     available = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-    count = available.get(device.type, 0)
+    count = available[device.type]
     if (device.index or 0) >= count:
         devices = ", ".join(f"{kind} ({number})" for kind, number in available.items() if number)
-        remedy = "use device=auto"
-        if local_world_size > 1 and count:
-            remedy = f"start as many processes: torchrun --nproc-per-node={count}"
-        raise UserError(
-            f"device={device} does not exist; this machine has {devices}; {remedy}", any_rank=name == "cuda"
-        )
+        remedy = f"use torchrun --nproc-per-node={count}" if several and count else "use device=auto"
+        message = f"device={device} does not exist; this machine has {devices}; {remedy}"
+        raise UserError(message, any_rank=name == "cuda")
     return device
 
 
@@ -57,19 +52,16 @@ def choose_precision(name: str, device: torch.device) -> str:
     if name == "auto":
         name = os.environ.get("NMT_PRECISION", "auto")
         check_choice("the environment variable NMT_PRECISION", name, TRAINING_PRECISIONS)
+    has_tensor_cores = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
     if name == "fp64" and device.type == "mps":
         raise UserError("device=mps does not support precision=fp64; use precision=fp32")
     if name == "int8" and device.type != "cpu":
-        raise UserError(
-            f"device={device} does not support precision=int8; set device=cpu as well or choose another precision"
-        )
-    if name == "tf32" and not (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)):
+        raise UserError(f"device={device} does not support precision=int8; set device=cpu or choose another precision")
+    if name == "tf32" and not has_tensor_cores:
         raise UserError(f"precision=tf32 needs an NVIDIA GPU, Ampere or later, not device={device}; use precision=fp32")
     if name != "auto":
         return name
-    if device.type == "cuda":
-        return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp32"
-    return "bf16" if device.type == "cpu" and is_bf16_faster() else "fp32"
+    return "bf16" if has_tensor_cores or device.type == "cpu" and is_bf16_faster() else "fp32"
 
 
 def is_bf16_faster() -> bool:

@@ -23,15 +23,9 @@ def clip_repr(value: Any) -> str:
 
 
 def list_names(names: list[str]) -> str:
-    """Return the first names, comma-separated, for a message; long and unprintable ones are clipped and escaped."""
-    if not names:
-        return "nothing"
-    shown = [
-        name if name.isprintable() and len(name) <= MAX_VALUE_CHARS else clip_repr(name)
-        for name in names[:MAX_NAMES_SHOWN]
-    ]
+    """Return the first names, comma-separated and clipped, for a message."""
     more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
-    return ", ".join(shown) + more
+    return ", ".join(name[:MAX_VALUE_CHARS] for name in names[:MAX_NAMES_SHOWN]) + more if names else "nothing"
 
 
 def first_line(error: BaseException) -> str:

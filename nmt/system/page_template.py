@@ -40,12 +40,10 @@ def build_security_policy(template: str) -> str:
         contents = re.findall(f"<{tag}>(.*?)</{tag}>", template, re.DOTALL)
         digests = [base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() for content in contents]
         sources[tag] = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
-    worker = "worker-src blob:; " if "new Worker(" in template else ""
-    connect = "connect-src 'self'; " if "fetch(" in template else ""
-    return (
-        f"default-src 'none'; style-src {sources['style']}; script-src {sources['script']}; {worker}{connect}"
-        "base-uri 'none'; form-action 'none'"
-    )
+    policy = f"default-src 'none'; style-src {sources['style']}; script-src {sources['script']}; "
+    policy += "worker-src blob:; " if "new Worker(" in template else ""
+    policy += "connect-src 'self'; " if "fetch(" in template else ""
+    return policy + "base-uri 'none'; form-action 'none'"
 
 
 def dump_script_json(value: Any) -> str:
