@@ -2,13 +2,9 @@
 
 import difflib
 import math
-import signal
-import sys
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
 
 # C0 and C1 control characters without tab and line feed, and bidirectional controls.
 CONTROL_CODES = (*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -32,16 +28,6 @@ class UserError(Exception):
     def __init__(self, message: str, any_rank: bool = False) -> None:
         super().__init__(message)
         self.any_rank = any_rank
-
-
-def exit_silently() -> NoReturn:
-    """End this rank without a message, because another rank reports the error.
-
-    Wait for torchrun to end the process, or end it after the grace period of torchrun, 30 s.
-    """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # training defers it
-    time.sleep(30)
-    sys.exit(1)
 
 
 @contextmanager

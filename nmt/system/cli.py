@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from nmt.config import COMMANDS
-from nmt.errors import UserError, escape_controls, exit_silently
+from nmt.errors import UserError, escape_controls
 from nmt.system.command_line import (
     CONFIG_DIR,
     check_arguments,
@@ -120,15 +121,17 @@ def make_job(function: Command, failures: list[Exception]) -> Callable[[DictConf
 def report_error(error: Exception) -> None:
     """Print an error on standard error, in one line.
 
-    Other ranks than 0 exit silently, since rank 0 reports the same error, unless the error is of this rank only
-    (`any_rank`).
+    All ranks raise the same error, and rank 0 reports it, unless it is of another rank only (`any_rank`).
     """
     rank = LAUNCH_ENV["RANK"]
     if rank and not getattr(error, "any_rank", False):
-        exit_silently()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # training defers it
+        time.sleep(30)  # until torchrun ends this process; as long as it would wait itself
+        sys.exit(1)
     prefix = f"process {rank}: " if rank else ""
     with contextlib.suppress(OSError):  # standard error is closed
-        print(f"error: {prefix}{escape_controls(describe_error(error))}", file=sys.stderr, flush=True)
+        message = escape_controls(" ".join(describe_error(error).splitlines()))
+        print(f"error: {prefix}{message}", file=sys.stderr, flush=True)
 
 
 def list_given_keys() -> set[str]:

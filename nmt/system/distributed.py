@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from nmt.errors import UserError, exit_silently
+from nmt.errors import UserError
 from nmt.system.device import choose_device
 from nmt.system.logging import log
 from nmt.system.messages import first_line
@@ -147,17 +147,14 @@ def local_rank0_first(work: Callable[[], T]) -> T:
 def run_on_some_ranks(work: Callable[[], T], runs_here: bool) -> T | None:
     """Run `work` on the ranks with `runs_here` and return its result there, None elsewhere.
 
-    If it fails on some ranks, the first of them raises the error, and all others exit silently.
+    If it fails on some ranks, all ranks raise the error of the first of them, and rank 0 reports it.
     """
-    result = error = None
+    result: T | None = None
+    error: Exception | None = None
     try:
         result = work() if runs_here else None
     except (UserError, OSError) as caught:
         error = caught
-    has_failed = all_gather(error is not None)
-    if error and has_failed.index(True) == rank():
-        error.any_rank = True  # type: ignore[union-attr]
-        raise error
-    if any(has_failed):
-        exit_silently()
+    for failure in filter(None, all_gather(error)):
+        raise failure
     return result
