@@ -10,13 +10,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from builders import (
     CONTEXT,
     ODD_LINES,
@@ -28,11 +26,9 @@ from builders import (
     run_error,
     run_in_folder,
     run_in_new_process,
-    run_nmt,
     run_ok,
 )
 
-from nmt.errors import UserError
 from nmt.runs.folder import lock_run_folder
 from nmt.train import train
 from nmt.training import loop as training
@@ -57,12 +53,8 @@ def test_run_folder_contents(home: Path) -> None:
     assert {"loss", "ppl", "accuracy", "bleu"} <= validations[0].keys()
     assert all(event["aer"] is None and event["entropy"] > 0 for event in validations)  # there are no gold links
     step = run / "checkpoints" / (run / "checkpoints" / "best").read_text().strip()
-    assert {path.name for path in step.iterdir()} == {
-        "model.safetensors",
-        "optimizer.safetensors",
-        "state.json",
-        "manifest.json",
-    }
+    names = {"model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"}
+    assert {path.name for path in step.iterdir()} == names
 
 
 def test_evaluate_writes_metrics_translations_alignments_and_report(home: Path) -> None:
@@ -180,10 +172,7 @@ def test_search_options(home: Path, tmp_path: Path) -> None:
         (("checkpoint=[]",), "checkpoint is not set"),
         (("checkpoint=[runs/mine,runs/none]",), "runs/none is not a folder"),
         (("checkpoint=[runs/mine,runs/words]",), "runs/mine and runs/words have different vocabularies"),
-        (
-            ("checkpoint=runs/blind", "search.coverage_penalty=1"),
-            "search.coverage_penalty=1.0 needs a model with attention",
-        ),
+        (("checkpoint=runs/blind", "search.coverage_penalty=1"), "search.coverage_penalty=1.0 needs a model with"),
     ],
 )
 def test_translate_rejects_invalid_options(home: Path, corpus: Path, settings: tuple[str, ...], message: str) -> None:
@@ -209,19 +198,14 @@ def test_translate_interactively_in_terminal(home: Path) -> None:
         target=run_in_folder, args=(home, command_environment(home), streams, "translate", *settings)
     )
     child.start()
-    output = b""
-
-    def wait_for(text: str) -> None:
-        nonlocal output
-        while text.encode() not in output.replace(b"\r", b""):
-            assert select.select([terminal], [], [], 60)[0], output
-            output += os.read(terminal, 1000)
-
     os.write(terminal, f"{line}\n".encode())
-    wait_for("\n".join(piped))  # before the end of the input
+    output = b""
+    while "\n".join(piped).encode() not in output.replace(b"\r", b""):  # before the end of the input
+        assert select.select([terminal], [], [], 60)[0], output
+        output += os.read(terminal, 1000)
     os.write(terminal, b"\x04")
     child.join(60)
-    assert child.exitcode == 0
+    assert child.exitcode == 0 and "reading from the terminal" in (home / "err").read_text()
     os.close(child_end)
     os.close(terminal)
 
@@ -239,79 +223,40 @@ def test_model_preset_trains_and_evaluates(model: str, small_corpus: Path, tmp_p
     assert ('<select id="shown"' in (results / "report.html").read_text()) == (model == "transformer")
 
 
-@pytest.mark.parametrize(
-    ("before", "environment", "expected"),
-    [
-        ("", {}, "2000 None"),
-        ("", {"GOMP_SPINCOUNT": "7"}, "7 None"),
-        ("", {"OMP_WAIT_POLICY": "ACTIVE"}, "None ACTIVE"),
-        ("sys.modules['torch'] = types.ModuleType('torch')", {}, "None None"),
-    ],
-)
-def test_import_sets_gomp_spincount_unless_user_did(before: str, environment: dict[str, str], expected: str) -> None:
-    """Stop at the import of torch or, if that has been imported before, at the import that follows it."""
+@pytest.mark.parametrize("given", [{}, {"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "ACTIVE"}])
+def test_import_sets_gomp_spincount_unless_user_did(given: dict[str, str]) -> None:
     names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-    code = f"""
-import os, sys, types
-
-class Stop:
-    def find_spec(self, name, *_):
-        if name in ("torch", "nmt.config"):
-            print(*map(os.environ.get, {names}), flush=True)
-            os._exit(0)
-
-sys.meta_path.insert(0, Stop())
-{before}
-import nmt
-nmt.load
-"""
     others = {name: value for name, value in os.environ.items() if name not in names}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=others | environment, capture_output=True, text=True, check=True)
-    assert done.stdout == expected + "\n"
-
-
-def run_with_two_threads(*arguments: Any) -> None:
-    torch.set_num_threads(2)
-    run_in_folder(*arguments)
+    command = [sys.executable, "-c", f"import os, nmt; print([os.environ.get(name) for name in {names}])"]
+    printed = subprocess.check_output(command, env=others | given, text=True)
+    assert printed == f"{[given.get(name) for name in names] if given else ['2000', None]}\n"
 
 
 def test_training_is_deterministic_and_resume_is_exact(
     small_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Train without a stop in a new Python process, and with a stop in two forked ones."""
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     common = ("data=text", f"data.path={small_corpus}", *TINY_SETTINGS, "tokenizer.sampling=0.1", "train.accumulate=2")
 
-    def list_settings(name: str, steps: int, resume: str) -> list[str]:
-        return [f"name={name}", *common, "train.log_every=2", f"train.max_steps={steps}", f"resume={resume}"]
+    def train_until(steps: int, name: str, resume: str) -> str:
+        """Train in a new Python process and return standard error."""
+        settings = (f"name={name}", *common, "train.log_every=2", f"train.max_steps={steps}", f"resume={resume}")
+        done = run_in_new_process("train", *settings, folder=tmp_path)
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stderr.decode()
 
-    def fork(*settings: str) -> str:
-        """Train with two threads and return standard error."""
-        streams = [Path(os.devnull), Path(os.devnull), tmp_path / "err"]
-        arguments = (tmp_path, command_environment(tmp_path), streams, "train", *settings)
-        process = CONTEXT.Process(target=run_with_two_threads, args=arguments)
-        process.start()
-        process.join(300)
-        message = (tmp_path / "err").read_text()
-        assert process.exitcode == 0, message
-        return message
+    def read_events_without_speeds(run: Path) -> list[dict[str, float]]:
+        return [{key: event[key] for key in event if not key.endswith("per_second")} for event in read_all_events(run)]
 
-    def read_first_event(run: Path) -> dict[str, float]:
-        """The event of step 2, without speeds."""
-        speeds = ("tokens_per_second", "target_tokens_per_second")
-        return {key: value for key, value in read_all_events(run)[0].items() if key not in speeds}
-
-    done = run_in_new_process("train", *list_settings("whole", 5, "false"), folder=tmp_path)
-    assert done.returncode == 0 and b", 2 threads" in done.stderr, done.stderr.decode()
-    assert ", 2 threads" in fork(*list_settings("stopped", 3, "false"))
-    fork(*list_settings("stopped", 5, "true"))
+    assert ", 2 threads" in train_until(5, "whole", "false")
+    train_until(3, "stopped", "false")
+    train_until(5, "stopped", "true")
     whole, stopped = (tmp_path / "runs" / name for name in ("whole", "stopped"))
     assert read_last_weights(whole) == read_last_weights(stopped)
-    assert read_first_event(whole) == read_first_event(stopped)
-    assert read_all_events(whole)[-1] == read_all_events(stopped)[-1]
+    events = [read_events_without_speeds(run) for run in (whole, stopped)]
+    assert events[0][0] == events[1][0] and events[0][-1] == events[1][-1]
     assert "max_steps: 5\n" in (stopped / "config.yaml").read_text()
-    assert "is already finished" in fork(*list_settings("whole", 5, "auto"))
+    assert "is already finished" in train_until(5, "whole", "auto")
 
 
 def test_train_rejects_existing_run_folder(home: Path, corpus: Path) -> None:
@@ -326,18 +271,11 @@ def test_train_rejects_existing_run_folder(home: Path, corpus: Path) -> None:
 
 def test_run_folder_is_locked_during_training(home: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ("name=locked", "data=text", f"data.path={corpus}", *TINY_SETTINGS, "train.max_steps=1", "resume=auto")
-    errors = []
-
-    def fake_fit(state: TrainState) -> float:
-        with pytest.raises(UserError, match="another process is training in"), lock_run_folder(state.folder):
-            pass
-        errors.append(run_error("train", *settings, folder=home))
-        return 0.0
-
+    errors: list[str] = []
     monkeypatch.chdir(home)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # train() sets it; monkeypatch restores it afterwards
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
-    monkeypatch.setattr("nmt.train.fit", fake_fit)
+    monkeypatch.setattr("nmt.train.fit", lambda _: errors.append(run_error("train", *settings, folder=home)))
     monkeypatch.setattr(sys, "argv", ["train", *settings])
     train()
     assert errors == ["error: another process is training in runs/locked; wait for it, or use name=ANOTHER"]
@@ -374,62 +312,39 @@ def test_init_from_opposite_direction_needs_joint_vocabulary(home: Path, small_c
 
 
 def test_train_rejects_bad_corpus_without_creating_run(corpus: Path, tmp_path: Path) -> None:
-    bad = tmp_path / "bad"
-    bad.mkdir()
-    for path in corpus.iterdir():
-        (bad / path.name).write_bytes(path.read_bytes())
+    bad = shutil.copytree(corpus, tmp_path / "bad", ignore=shutil.ignore_patterns("cache"))
     settings = ("name=bad", "data=text", f"data.path={bad}", *TINY_SETTINGS, "train.max_steps=2")
-
-    def train_with_file(name: str, content: bytes) -> str:
-        """Return the error of training with another content of a file."""
-        original = (bad / name).read_bytes()
-        (bad / name).write_bytes(content)
-        message = run_error("train", *settings, folder=tmp_path)
-        (bad / name).write_bytes(original)
-        return message
-
-    lines = (bad / "train.de").read_bytes().splitlines(keepends=True)
-    message = train_with_file("train.en", b"".join(lines[:599]))
-    assert "600" in message and "599" in message
-    assert "train.de:3" in train_with_file("train.de", b"".join([*lines[:2], b"\xff\xfe\n", *lines[3:]]))
-    assert "train.de" in train_with_file("train.de", b"")
     message = run_error("train", *settings, "tokenizer.vocab_size=8000", folder=tmp_path)
     assert re.search(r"tokenizer.vocab_size=8000 .* use tokenizer.vocab_size=\d+ or less", message)
+    (bad / "train.de").write_bytes(b"ein\nzwei\n\xff\xfe\n" + (bad / "train.de").read_bytes().split(b"\n", 3)[3])
+    assert "train.de:3" in run_error("train", *settings, folder=tmp_path)
     (bad / "valid.en").unlink()
     assert "valid.en" in run_error("train", *settings, folder=tmp_path)
-    assert "data.path=nowhere" in run_error("train", "data=text", "data.path=nowhere", folder=tmp_path)
     assert "device=cuda:9 does not exist" in run_error("train", *settings, "device=cuda:9", folder=tmp_path)
     assert not (tmp_path / "runs").exists()
 
 
-def test_commands_reject_missing_or_damaged_checkpoint(home: Path, tmp_path: Path) -> None:
+def test_commands_reject_missing_checkpoint(home: Path, tmp_path: Path) -> None:
     assert "nowhere is not a folder" in run_error("evaluate", "checkpoint=nowhere", folder=home)
     assert "has no checkpoint" in run_error("translate", f"checkpoint={tmp_path}", folder=home, text=b"x\n")
     assert "checkpoint=runs/NAME" in run_error("translate", folder=home, text=b"x\n")
     assert "missing.txt" in run_error("translate", "checkpoint=runs/mine", "input=missing.txt", folder=home)
-    damaged = tmp_path / "runs" / "damaged"
-    shutil.copytree(home / "runs" / "mine", damaged)
-    checkpoints = damaged / "checkpoints"
-    model = checkpoints / (checkpoints / "best").read_text().strip() / "model.safetensors"
-    content = bytearray(model.read_bytes())
-    content[-5] ^= 1
-    model.write_bytes(content)
-    assert "model.safetensors is missing or damaged" in run_error("evaluate", f"checkpoint={damaged}", folder=home)
 
 
-def train_slowly(*arguments: Any) -> None:
-    """Train, with a pause before each update after the fifth, in which a signal can come.
+def train_and_send(number: signal.Signals, *arguments: Any) -> None:
+    """Train, with a signal to this process in its sixth update.
 
     SIGINT gets its default action, since it is ignored where the tests run in the background of a script.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     train_step = training.train_step
 
-    def slow_step(state: TrainState, *others: Any) -> Any:
-        time.sleep(0.5 if state.progress.step > 5 else 0)
+    def step_with_signal(state: TrainState, *others: Any) -> Any:
+        if state.progress.step == 5:
+            os.kill(os.getpid(), number)
         return train_step(state, *others)
 
-    training.train_step = slow_step  # type: ignore[assignment]
+    training.train_step = step_with_signal  # type: ignore[assignment]
     run_in_folder(*arguments)
 
 
@@ -449,19 +364,12 @@ def uninterrupted(signal_command: tuple[str, ...], tmp_path_factory: pytest.Temp
 def test_signal_stops_training_and_resume_is_exact(
     number: signal.Signals, signal_command: tuple[str, ...], uninterrupted: Path, tmp_path: Path
 ) -> None:
-    os.mkfifo(tmp_path / "err")
     streams = [Path(os.devnull), Path(os.devnull), tmp_path / "err"]
-    process = CONTEXT.Process(
-        target=train_slowly, args=(tmp_path, command_environment(tmp_path), streams, "train", *signal_command)
-    )
+    arguments = (number, tmp_path, command_environment(tmp_path), streams, "train", *signal_command)
+    process = CONTEXT.Process(target=train_and_send, args=arguments)
     process.start()
-    assert process.pid is not None
-    with open(tmp_path / "err", encoding="utf-8") as errors:
-        while "step 5/" not in (line := errors.readline()):
-            assert line, "training ended before the signal"
-        os.kill(process.pid, number)
-        message = errors.read()
-    process.join(60)
+    process.join(120)
+    message = (tmp_path / "err").read_text(encoding="utf-8")
     assert process.exitcode == 128 + number and "with resume=auto to continue" in message and "Traceback" not in message
     assert not [event for event in read_all_events(tmp_path / "runs" / "mine") if event["event"] == "validate"]
     run_ok("train", *signal_command, "resume=auto", folder=tmp_path)
@@ -487,14 +395,12 @@ def test_evaluate_compares_two_runs(home: Path, tmp_path: Path) -> None:
     assert "comparison.json" in printed
     for arguments, message in {
         "compare=[runs/mine,runs/mine/]": "list each run once",
-        "compare=[runs/mine,nowhere]": "nowhere is not a folder",
         "compare=[runs/a=1,runs/b=2]": """quote the list, and items with special characters: 'compare=["A","B"]'""",
         "compare=runs/mine,runs/other": "use key=[value1,value2]",
         "compare=[runs/mine,[a]]": "compare= takes two or more different runs",
+        "compare=[runs/mine]": "compare= takes two or more different runs",
     }.items():
         assert message in run_error("evaluate", *arguments.split(), folder=home)
-    for arguments in ("compare=[runs/mine]", "compare=[runs/mine,runs/mine]", f"{runs} checkpoint=runs/mine"):
-        assert "compare= takes two or more different runs" in run_error("evaluate", *arguments.split(), folder=home)
 
 
 def test_evaluate_compares_systems_over_seeds(home: Path, tmp_path: Path) -> None:
@@ -520,10 +426,6 @@ def test_compare_rejects_different_test_text(home: Path, corpus: Path, tmp_path:
     message = run_error("evaluate", "compare=[here,there]", folder=tmp_path)
     assert "there and here have different text" in message
     assert not (tmp_path / "here" / "eval").exists()
-    (tmp_path / "elsewhere" / "train.de").unlink()
-    arguments = ("compare=[there,here]", f"data.path={corpus}", "search.beam=1")
-    done = run_nmt("evaluate", *arguments, folder=tmp_path)
-    assert done.returncode == 0 and "sentences are not reliable" in done.stderr.decode()  # without the training text
 
 
 def test_help_describes_keys(tmp_path: Path) -> None:

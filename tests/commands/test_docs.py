@@ -16,7 +16,7 @@ import torch
 from builders import ROOT
 from torch.distributed.run import get_args_parser
 
-from nmt.config.model import AttentionConfig, SelfAttentionConfig
+from nmt.config.model import AttentionConfig
 from nmt.model.attention import Attention
 from nmt.model.kernels import KERNELS
 from nmt.system.cli import main
@@ -176,20 +176,7 @@ def test_the_example_prints_what_it_says(shown: dict[str, Any]) -> None:
     ]
 
 
-def test_causal_self_attention_computes_what_the_example_does(shown: dict[str, Any]) -> None:
-    torch.manual_seed(1)
-    attention = Attention(SelfAttentionConfig(heads=1), SIZE, SIZE, KERNELS["fast"], is_causal=True).double()
-    x_BSM = torch.randn(1, POSITIONS, SIZE, dtype=torch.float64)
-    memory = attention.project_memory(x_BSM, torch.tensor([POSITIONS]))
-    context_BQM, weights = attention(x_BSM, memory, torch.arange(POSITIONS).unsqueeze(0))
-    maps = (attention.score.query, attention.score.key, attention.value)
-    expected, expected_weights = shown["masked_attention"](*(linear(x_BSM[0]).detach().numpy() for linear in maps))
-    np.testing.assert_allclose(weights[0].detach().numpy(), expected_weights, atol=1e-12)
-    expected = expected @ attention.output.weight.detach().numpy().T
-    np.testing.assert_allclose(context_BQM[0].detach().numpy(), expected, atol=1e-12)
-
-
-@pytest.mark.parametrize("heads", [1, 2, 4])
+@pytest.mark.parametrize("heads", [1, 2])
 def test_the_modules_compute_what_the_example_does(shown: dict[str, Any], heads: int) -> None:
     torch.manual_seed(heads)
     attention = Attention(AttentionConfig(score="scaled_dot", heads=heads), SIZE, SIZE, KERNELS["fast"]).double()

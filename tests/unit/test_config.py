@@ -204,21 +204,22 @@ def test_data_override_keeps_unset_values_of_run() -> None:
         DataOverride(path="corpus", source="1", target="2").apply_to(table)
 
 
-def test_is_opposite_direction() -> None:
-    def is_opposite(first: tuple[str, str, str], second: tuple[str, str, str]) -> bool | None:
-        configs = (
-            DataConfig(format="tsv", path=path, source=source, target=target)
-            for path, source, target in (first, second)
-        )
-        return is_opposite_direction(*configs)
-
-    assert is_opposite(("a", "de", "en"), ("b", "en", "de")) is True
-    assert is_opposite(("a", "de", "en"), ("b", "de", "en")) is False
-    assert is_opposite(("a", "de", "en"), ("b", "fr", "de")) is False
-    assert is_opposite(("a", "translation.de", "translation.en"), ("b", "en", "de")) is True  # a dataset and plain text
-    assert is_opposite(("a", "de.text", "en.text"), ("b", "source.text", "target.text")) is False
-    assert is_opposite(("a", "de.text", "en.text"), ("b", "en.text", "de.text")) is True
-    assert is_opposite(("a", "1", "2"), ("a", "2", "1")) is True
-    assert is_opposite(("a", "1", "2"), ("./a/", "1", "2")) is False
-    assert is_opposite(("a", "1", "2"), ("b", "1", "2")) is None  # columns of another table
-    assert is_opposite(("a", "1", "2"), ("b", "en", "de")) is is_opposite(("a", "de", "en"), ("b", "2", "1")) is None
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ("a de en", "b en de", True),
+        ("a de en", "b de en", False),
+        ("a de en", "b fr de", False),
+        ("a translation.de translation.en", "b en de", True),  # a dataset and plain text
+        ("a de.text en.text", "b source.text target.text", False),
+        ("a de.text en.text", "b en.text de.text", True),
+        ("a 1 2", "a 2 1", True),
+        ("a 1 2", "./a/ 1 2", False),
+        ("a 1 2", "b 1 2", None),  # columns of another table
+        ("a de en", "b 2 1", None),
+    ],
+)
+def test_is_opposite_direction(first: str, second: str, expected: bool | None) -> None:
+    parts = (text.split() for text in (first, second))
+    configs = (DataConfig(format="tsv", path=path, source=source, target=target) for path, source, target in parts)
+    assert is_opposite_direction(*configs) is expected

@@ -141,7 +141,7 @@ def test_precisions_that_do_not_fit_are_rejected(tmp_path: Path) -> None:
         (("precision=tf32", "device=cpu"), "precision=tf32 needs an NVIDIA GPU, Ampere or later, not device=cpu"),
     ):
         assert message in run_error("train", *settings, folder=tmp_path)
-    with pytest.raises(nmt.UserError, match="set device=cpu as well"):
+    with pytest.raises(nmt.UserError, match="set device=cpu or choose another precision"):
         choose_precision("int8", torch.device("cuda"))
     with pytest.raises(nmt.UserError, match="precision=int8 needs model.kernels=fast"):
         make_model(kernels="reference").prepare_for_inference(int8=True)

@@ -1,9 +1,9 @@
 """Imports, configuration files, console scripts and version constraints of the project."""
 
-import ast
 import importlib
 import inspect
 import re
+import subprocess
 import sys
 import tomllib
 from dataclasses import asdict
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from builders import CONTEXT, ROOT
+from builders import ROOT
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from packaging.requirements import Requirement
@@ -20,30 +20,12 @@ from nmt.config import COMMANDS
 from nmt.config.commands import flatten_keys
 from nmt.system.command_line import CONFIG_DIR, to_dataclasses
 
-MODULES = {
-    ".".join(path.relative_to(ROOT / "nmt").with_suffix("").parts): path for path in sorted(ROOT.glob("nmt/**/*.py"))
-}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
-def get_imports(path: Path) -> set[str]:
-    """Return the full names of everything that a file imports, inside functions too."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: imports must be absolute"
-            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
-
-
-def test_only_plot_imports_matplotlib_and_not_at_import_time() -> None:
-    users = {module for module, path in MODULES.items() if any(n.startswith("matplotlib") for n in get_imports(path))}
-    assert users == {"evaluation.plot"}
-    top_level = ast.parse(MODULES["evaluation.plot"].read_text(encoding="utf-8")).body
-    names = [ast.unparse(node) for node in top_level if isinstance(node, ast.Import | ast.ImportFrom)]
-    assert not any("matplotlib" in name for name in names)
+def test_matplotlib_is_not_imported_before_it_is_used() -> None:
+    program = "import sys, nmt.evaluate, nmt.evaluation.plot; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
 REQUIRED_SETTINGS = {
@@ -99,15 +81,3 @@ def test_constraints_satisfy_requirements() -> None:
 def normalize_name(name: str) -> str:
     """Normalize the name of a distribution as PyPI does."""
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def exit_with_zero_if_preloaded() -> None:
-    sys.exit("preload" not in sys.modules)
-
-
-def test_commands_are_forked_from_process_with_all_imports_done() -> None:
-    """Python ignores it if it cannot import tests/preload.py, and each command would import everything anew."""
-    process = CONTEXT.Process(target=exit_with_zero_if_preloaded)
-    process.start()
-    process.join()
-    assert process.exitcode == 0
