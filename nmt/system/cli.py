@@ -10,11 +10,13 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -26,9 +28,7 @@ from nmt.system.command_line import (
     check_arguments,
     describe_error,
     list_config_groups,
-    list_constant_keys,
     list_keys,
-    remove_empty_folders,
     to_dataclasses,
 )
 from nmt.system.text import echo, use_utf8
@@ -53,9 +53,28 @@ def run_program(command: str, function: Command) -> None:
     use_utf8()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # removes unfinished files
     failures: list[Exception] = []
+    main_pid = os.getpid()
+
+    def job(config: DictConfig) -> float | None:
+        """Call the function. In a process of its own, which a launcher may start, an error is raised as well."""
+        try:
+            # Let the CPU round numbers below 1.2e-38 to 0. Attention weights get that small, and it is slow with such
+            # numbers: a Transformer trained at two thirds of its speed.
+            if "torch" in sys.modules:
+                sys.modules["torch"].set_flush_denormal(True)
+            return function(to_dataclasses(config))
+        except (UserError, OSError, MemoryError) as error:
+            with contextlib.suppress(OSError, ValueError):  # the folder of a run has files, or is elsewhere
+                os.removedirs(Path(HydraConfig.get().runtime.output_dir).relative_to(Path.cwd()))
+            report_error(error)
+            failures.append(error)
+            if os.getpid() != main_pid:
+                raise
+            return None
+
     code: Any = 0
     try:
-        run_hydra(command, make_job(function, failures))
+        run_hydra(command, job)
     except KeyboardInterrupt:
         report_error(UserError("interrupted"))
         code = 130
@@ -84,38 +103,15 @@ def run_hydra(command: str, job: Callable[[DictConfig], float | None]) -> None:
         echo(build_help_page(command, settings))
         return
     if {"-m", "--multirun"} & set(options):
-        settings.append(f"hydra.job.config.override_dirname.exclude_keys=[{','.join(list_constant_keys(settings))}]")
+        overrides = OverridesParser.create().parse_overrides(settings)
+        constant_keys = ",".join(item.key_or_group for item in overrides if not item.is_sweep_override())
+        settings.append(f"hydra.job.config.override_dirname.exclude_keys=[{constant_keys}]")  # from names of runs
     sys.argv[1:] = options + settings  # Hydra needs all settings in one row
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra raise errors instead of printing them
     warnings.filterwarnings("ignore", category=UserWarning, module="hydra")
     if sys.version_info >= (3, 14):  # it refuses the help text of --shell-completion, which is not a string
         argparse.ArgumentParser._check_help = lambda self, action: None
     hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name=command)(job)()
-
-
-def make_job(function: Command, failures: list[Exception]) -> Callable[[DictConfig], float | None]:
-    """Return the function that Hydra calls with the composed settings. Its errors are reported and put in `failures`.
-
-    A launcher may run it in another process. There it raises the error as well, which then ends the sweep.
-    """
-    main_pid = os.getpid()
-
-    def job(config: DictConfig) -> float | None:
-        try:
-            # Let the CPU round numbers below 1.2e-38 to 0. Attention weights get that small, and it is slow with such
-            # numbers: a Transformer trained at two thirds of its speed.
-            if "torch" in sys.modules:
-                sys.modules["torch"].set_flush_denormal(True)
-            return function(to_dataclasses(config))
-        except (UserError, OSError, MemoryError) as error:
-            remove_empty_folders(HydraConfig.get().runtime.output_dir)
-            report_error(error)
-            failures.append(error)
-            if os.getpid() != main_pid:
-                raise
-            return None
-
-    return job
 
 
 def report_error(error: Exception) -> None:

@@ -1,12 +1,10 @@
 """From a command line to checked dataclasses, and one-line explanations of what is wrong with it."""
 
 import dataclasses
-import os
 import re
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -83,12 +81,6 @@ def suggest_key(key: str, keys: dict[str, dataclasses.Field[Any]]) -> str:
     return suggest(key, [*keys, *list_config_groups()])
 
 
-def list_constant_keys(settings: list[str]) -> list[str]:
-    """Return the keys of the settings that have the same value in all jobs of a sweep."""
-    overrides = OverridesParser.create().parse_overrides(settings)
-    return [override.key_or_group for override in overrides if not override.is_sweep_override()]
-
-
 def describe_error(error: Exception) -> str:
     """Return the message of an error that is not a bug, in one line that begins with its argument, key or file."""
     if isinstance(error, MissingConfigException) and error.options:  # an OSError, too
@@ -114,14 +106,6 @@ def describe_error(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return f"out of memory; process less text at a time ({str(error) or 'no details'})"
     return str(error)
-
-
-def remove_empty_folders(folder: str) -> None:
-    """Remove a run folder, which Hydra creates before settings are checked, and its parents if they are empty."""
-    try:
-        os.removedirs(Path(folder).relative_to(Path.cwd()))
-    except (OSError, ValueError):  # not empty, or elsewhere
-        return
 
 
 def to_dataclasses(config: DictConfig) -> Any:

@@ -52,11 +52,11 @@ def choose_precision(name: str, device: torch.device) -> str:
     if name == "auto":
         name = os.environ.get("NMT_PRECISION", "auto")
         check_choice("the environment variable NMT_PRECISION", name, TRAINING_PRECISIONS)
-    has_tensor_cores = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
     if name == "fp64" and device.type == "mps":
         raise UserError("device=mps does not support precision=fp64; use precision=fp32")
     if name == "int8" and device.type != "cpu":
         raise UserError(f"device={device} does not support precision=int8; set device=cpu or choose another precision")
+    has_tensor_cores = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
     if name == "tf32" and not has_tensor_cores:
         raise UserError(f"precision=tf32 needs an NVIDIA GPU, Ampere or later, not device={device}; use precision=fp32")
     if name != "auto":
