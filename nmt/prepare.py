@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nmt.config import PrepareRun
 from nmt.data.prepare.pipeline import Preparation, prepare_corpus
-from nmt.data.prepare.report import RULES, build_report_page, build_summary
+from nmt.data.prepare.report import RULES, build_summary
 from nmt.errors import UserError
 from nmt.system.cli import main
 from nmt.system.files import replacing_folder
@@ -33,9 +33,8 @@ def prepare(command: PrepareRun) -> None:
     with replacing_folder(output) as folder:
         done = prepare_corpus(command, folder)
         summary = json.dumps(build_summary(command, done), indent=1, ensure_ascii=False)
-        for name, text in (("report.json", f"{summary}\n"), ("report.html", build_report_page(command, done))):
-            # Names of files may hold bytes that are not UTF-8.
-            (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
+        # Names of files may hold bytes that are not UTF-8.
+        (folder / "report.json").write_text(f"{summary}\n", "utf-8", errors="backslashreplace", newline="\n")
         check_output(output)  # another program may have written into an empty folder
     leaks, train = done.dropped["leaks"] + done.dropped["near_leaks"], done.splits["train"]
     if leaks > MAX_LEAK_SHARE * (leaks + train) or train < done.splits.total() - train:
@@ -58,7 +57,7 @@ def print_preparation(command: PrepareRun, done: Preparation) -> None:
     rows += [(split, done.splits[split], "pairs") for split in ("train", "valid", "test")]
     for name, count, text in rows:
         echo(f"{name:<12}{count:>12,} {text}")
-    echo(f"{'report':<12}{Path(str(command.output), 'report.html')}")
+    echo(f"{'report':<12}{Path(str(command.output), 'report.json')}")
     data = {"data.path": str(command.output), "data.source": command.source, "data.target": command.target}
     settings = " ".join(quote_setting(key, value) for key, value in data.items())
     if done.splits["valid"]:  # which training needs

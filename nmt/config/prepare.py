@@ -42,7 +42,7 @@ class PrepareRun:
     """Settings of `python -m nmt.prepare`."""
 
     input: Any = setting(None, "file, folder, or [A,B,...]: aligned files, .tsv, .jsonl, .parquet, .tmx, .zip")
-    output: str | None = setting(None, "new folder for {train,valid,test}.*, report.html and report.json")
+    output: str | None = setting(None, "new folder for {train,valid,test}.* and report.json")
     source: str = setting("de", "source language: file extension, language in TMX, and name of the column")
     target: str = setting("en", "same as source, for the target side")
     columns: list[str] = setting(list, "[SOURCE,TARGET]: names or numbers of columns, if not the two languages")

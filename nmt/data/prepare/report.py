@@ -1,13 +1,10 @@
-"""The report of a corpus preparation, as JSON and as an HTML page that loads nothing from the network."""
+"""The report of a corpus preparation: what was read, dropped and written, with examples."""
 
 from dataclasses import asdict
-from html import escape
-from pathlib import Path
 from typing import Any
 
 from nmt.config import PrepareRun
 from nmt.data.prepare.pipeline import MAX_EXAMPLES, Pair, Preparation
-from nmt.system.page_template import fill_template
 
 RULES = {  # what the rules drop, in the order in which they are applied
     "empty": "an empty side",
@@ -51,42 +48,3 @@ def list_examples(done: Preparation, rule: str) -> list[Pair]:
     pairs = done.examples.get(rule, {}).values()
     texts = ([text if len(text) <= SHOWN_TEXT else f"{text[:SHOWN_TEXT]}…" for text in pair[:2]] for pair in pairs)
     return [pair._replace(source=source, target=target) for pair, (source, target) in zip(pairs, texts, strict=True)]
-
-
-def build_report_page(command: PrepareRun, done: Preparation) -> str:
-    """Return `report.html`."""
-    counts = {"read": done.read.total()}
-    counts["sentences changed by normalization"] = done.changed
-    counts |= {f"dropped: {text}": done.dropped[rule] for rule, text in RULES.items()}
-    counts |= {f"written to {split}": done.splits[split] for split in SPLITS}
-    body = [
-        "<h2>Pairs</h2>",
-        format_counts("", "pairs", counts),
-        "<h2>Input</h2>",
-        format_counts("file", "pairs", {str(file): done.read[str(file)] for file in done.inputs.files}),
-        "<h2>Examples of dropped pairs</h2>",
-        *(format_examples(rule, text, done) for rule, text in RULES.items() if done.dropped[rule]),
-    ]
-    title = escape(f"{Path(str(command.output)).name}: {command.source}-{command.target}")
-    return fill_template(Path(__file__).with_suffix(".html"), {"TITLE": title, "BODY": "\n".join(body)})
-
-
-def format_counts(name: str, unit: str, counts: dict[str, int]) -> str:
-    """Return a table of numbers."""
-    rows = [f'<tr><td>{escape(left)}</td><td class="number">{count:,}</td></tr>' for left, count in counts.items()]
-    header = f'<tr><th>{escape(name)}</th><th class="number">{escape(unit)}</th></tr>'
-    return f'<div class="scroll"><table>{header}{"".join(rows)}</table></div>'
-
-
-def format_examples(rule: str, text: str, done: Preparation) -> str:
-    pairs = list_examples(done, rule)
-    rows = [
-        f'<tr><td class="text" dir="auto">{escape(pair.source)}</td>'
-        f'<td class="text" dir="auto">{escape(pair.target)}</td>'
-        f'<td class="place">{escape(pair.file)}:{pair.line}</td></tr>'
-        for pair in pairs
-    ]
-    return (
-        f"<details open><summary>{escape(text)}: {done.dropped[rule]:,}</summary>"
-        f'<div class="scroll"><table>{"".join(rows)}</table></div></details>'
-    )
