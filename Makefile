@@ -14,7 +14,7 @@ READY := $(VENV)/.installed
 PAGES := README.md CONTRIBUTING.md LICENSE Dockerfile Makefile constraints.txt pyproject.toml \
          configs docs experiments nmt notebooks scripts tests
 
-.PHONY: help train eval test bench check docs format clean
+.PHONY: help train eval test bench results check docs format clean
 
 help:  ## this page (the default)
 	@echo 'usage: make TARGET [RUN=runs/NAME] [DATA=DIR] [ARGS="key=value ..."] [PYTHON=python3]'
@@ -34,6 +34,9 @@ test: $(READY)  ## run the tests, three at a time. ARGS: options of pytest, as A
 
 bench: $(READY)  ## compare training speed with a plain loop; DATA=DIR: on DIR/{train,valid,test}.{de,en}; PEERS=1: with Eole too
 	$(BIN)/python scripts/bench_training.py $(if $(DATA),data=$(DATA)) $(if $(PEERS),peers=$(PEERS)) $(ARGS)
+
+results: $(READY)  ## a table of the runs in RUN, a sweep over seeds, in docs/recipes.md
+	$(BIN)/python scripts/results.py '$(RUN)'
 
 check: $(READY)  ## lint, formatting, types and imports
 	$(BIN)/ruff check .

@@ -106,11 +106,7 @@ SEARCH_OPTIONS: dict[str, dict[str, Any]] = {
     "beam 4": {"beam": 4, "n_best": 4},
     "sampling": {"sample": True, "n_best": 3, "temperature": 2.0, "top_k": 6},
     "coverage": {"coverage_penalty": 0.5, "length_penalty": 0.0},
-    "long": {
-        "max_length": 40,
-        "max_ratio": 20.0,
-        "length_penalty": 9.0,
-    },  # more tokens than fit at first
+    "long": {"max_length": 40, "max_ratio": 20.0, "length_penalty": 9.0},  # more tokens than fit at first
 }
 PAIRS_PER_EPOCH = 15_000
 SENTENCE_PIECES = 16  # of sentences to translate, as for 12 words of Multi30k

@@ -1,6 +1,10 @@
-"""Tests that each recipe (`configs/experiment`) trains."""
+"""Tests that each recipe (`configs/experiment`) trains, and of the table of results over seeds."""
 
+import importlib.util
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from builders import ROOT, run_ok
+from builders import ROOT, command_environment, read_all_events, run_ok
 
 from nmt.data.toy.corpus import generate
 
@@ -100,3 +104,58 @@ def test_recipe_trains(recipe: str, tmp_path: Path) -> None:
         assert corpus.items() >= expected.items()
     assert {key: config["data"][key] for key in data} == data
     assert "finished at step 2" in (run / "train.log").read_text()
+
+
+def test_results_script_writes_table(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All runs are copies of one, so deviations are 0. A second call replaces the table."""
+    run_ok("evaluate", "checkpoint=runs/mine", "search.beam=1", folder=home)
+    runs = tmp_path / "runs" / "cells"
+    for name in ("seed=1", "seed=2", "model.cell=gru,seed=2", "init_from=runs/y,seed=2"):
+        shutil.copytree(home / "runs" / "mine", runs / f"experiment=x,{name}")
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs" / "recipes.md"
+    page.write_text("# Results\n")
+
+    script = ROOT / "scripts" / "results.py"
+    spec = importlib.util.spec_from_file_location("results", script)
+    assert spec and spec.loader
+    spec.loader.exec_module(results := importlib.util.module_from_spec(spec))
+    monkeypatch.chdir(tmp_path)
+
+    def run_script() -> str:
+        """Return the messages of results.py."""
+        try:
+            results.main(["runs/cells"])
+        except SystemExit as error:
+            return f"{error.code}\n"
+        return str(capsys.readouterr().err)
+
+    lines = (home / "runs" / "mine" / "train.log").read_text().splitlines()
+    [end] = [line for line in lines if " finished at step " in line]
+    with open(runs / "experiment=x,seed=2" / "train.log", "a", encoding="utf-8") as log:  # like `resume=auto`
+        log.write(f"2026-01-01 00:00:00,000 resuming\n{end}\n")
+    command = [sys.executable, str(script), "runs/cells"]
+    subprocess.run(command, cwd=tmp_path, env=command_environment(tmp_path), check=True)
+    assert not run_script()
+    best = max(event["bleu"] for event in read_all_events(home / "runs" / "mine") if event["event"] == "validate")
+    assert page.read_text().count("All with `experiment=x`. Trained on: ") == 1
+    rows = [line for line in page.read_text().splitlines() if line.startswith("| ")]
+    assert len(rows) == 4 and page.read_text().startswith("# Results\n\n<!-- runs/cells: ")
+    assert rows[1].startswith(f"| the recipe | 1, 2 | {best:.2f} ± 0.00 |  |")
+    assert rows[2].startswith(f"| `init_from=runs/y` | 2 | {best:.2f} | 0.00 |") and not rows[2].endswith("|  |")
+    assert rows[3].startswith(f"| `model.cell=gru` | 2 | {best:.2f} | 0.00 |")
+    log = runs / "experiment=x,model.cell=gru,seed=2" / "train.log"
+    log.write_text("2026-01-01 00:00:00,000 resuming\n" + log.read_text())
+    assert not run_script() and page.read_text().count("|  |\n") == 1  # the training time is unknown
+    metrics = runs / "experiment=x,seed=2" / "eval" / "test" / "metrics.json"
+    metrics.write_text(metrics.read_text().replace('"beam": 1', '"beam": 2'))
+    assert run_script() == "the runs of runs/cells were evaluated on different text or with different settings\n"
+    shutil.rmtree(log.parent)
+    metrics.write_text(metrics.read_text().replace('"checkpoint": "', '"checkpoint": "not_'))
+    assert run_script().endswith("not for the best checkpoint; evaluate runs/cells/experiment=x,seed=2 again\n")
+    (runs / "experiment=x,seed=2" / "train.log").write_text("")
+    assert run_script() == "runs/cells/experiment=x,seed=2 is not finished\n"
+    shutil.move(runs / "experiment=x,seed=2", runs / "plain")
+    assert run_script() == "skipping runs/cells/plain: its name has no seed, as seed=1\n"
