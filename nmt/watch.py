@@ -37,48 +37,32 @@ def find_runs(folder: Path) -> dict[str, Path]:
     return {run.relative_to(folder).as_posix(): run for run in folders}
 
 
-def stamp_file(path: Path) -> tuple[int, int, float]:
-    """Return what is different after a file has been written: its number in the file system, size and time."""
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return 0, 0, 0.0
-    return status.st_ino, status.st_size, status.st_mtime
-
-
-def describe_runs(folder: Path, known: str | None) -> dict[str, Any] | None:
-    """Return what the page shows of all runs, or None if that is `known`, the `version` of an earlier answer."""
-    runs = find_runs(folder)
-    # Stamps come before reading: what is written meanwhile is read next time.
-    stamps = {name: (stamp_file(run / METRICS_FILE), stamp_file(run / SAMPLES_FILE)) for name, run in runs.items()}
-    version = str(hash(tuple(stamps.items())))
-    if version == known:
-        return None
-    described = [describe_run(name, run, stamps[name][1]) for name, run in runs.items()]
-    return {"version": version, "written": max((m[2] for m, _ in stamps.values()), default=0), "runs": described}
-
-
-def describe_run(name: str, run: Path, samples_stamp: tuple[int, int, float]) -> dict[str, Any]:
-    """Return curves and the steps that have samples; or `error`, why they cannot be read."""
+def describe_run(name: str, run: Path) -> dict[str, Any]:
+    """Return what the page shows of a run: its curves, and the steps that have samples; or why it cannot be read."""
     try:
         events, damaged = read_events(run / METRICS_FILE)
-        samples, damaged_samples = read_events(run / SAMPLES_FILE) if any(samples_stamp) else ([], 0)
+        samples, damaged_samples = read_samples(run)
+        written = (run / METRICS_FILE).stat().st_mtime
     except OSError as error:
         return {"name": name, "error": describe_error(error)}
     return {
         "name": name,
+        "written": written,
         "curves": build_curves(events),
         "reports": sum(event["event"] == "train" for event in events),
         "samples": [event["step"] for event in samples],
-        "samples_version": str(samples_stamp),
         "damaged": damaged + damaged_samples,
     }
 
 
+def read_samples(run: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the validations of a run with their pairs, and the number of damaged lines."""
+    return read_events(run / SAMPLES_FILE) if (run / SAMPLES_FILE).exists() else ([], 0)
+
+
 def find_samples(folder: Path, name: str, step: str) -> list[Any] | None:
     """Return the pairs of a validation, or None if there are none."""
-    path = find_runs(folder).get(name, folder / "none") / SAMPLES_FILE
-    events = read_events(path)[0] if path.exists() else []
+    events, _ = read_samples(find_runs(folder).get(name, folder / "none"))
     return next((event.get("pairs") for event in events if str(event["step"]) == step), None)
 
 
@@ -98,16 +82,16 @@ class Handler(BaseHTTPRequestHandler):
         elif path == "/":
             self.answer("text/html", fill_template(TEMPLATE, {"TITLE": escape(str(folder))}))
         elif path == "/runs":
-            described = describe_runs(folder, query.get("version"))
-            self.answer("application/json", json.dumps(described), 204 if described is None else 200)
+            described = [describe_run(name, run) for name, run in find_runs(folder).items()]
+            self.answer("application/json", json.dumps(described))
         elif path == "/samples" and (pairs := find_samples(folder, query.get("run", ""), query.get("step", ""))):
             self.answer("application/json", json.dumps(pairs))
         else:
             self.send_error(404)
 
-    def answer(self, kind: str, text: str, status: int = 200) -> None:
-        body = b"" if status == 204 else text.encode(errors="replace")
-        self.send_response(status)
+    def answer(self, kind: str, text: str) -> None:
+        body = text.encode(errors="replace")
+        self.send_response(200)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")

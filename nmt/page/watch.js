@@ -3,8 +3,8 @@ const PAUSE = 2000;  // milliseconds until the server is asked again
 const [state, runList, notes, charts, samples, run, validation, step, list] =
   ["status", "runs", "notes", "charts", "samples", "run", "validation", "step", "pairs"]
     .map(id => document.getElementById(id));
-let runs = [];  // {name, curves, reports, samples, samples_version, damaged}, or {name, error}
-let version = "";  // of `runs`
+let runs = [];  // {name, written, curves, reports, samples, damaged}, or {name, error}
+let answer = "";  // of the server, with `runs`
 const hidden = new Set();  // names of runs whose curves are not shown
 
 const format = (value, options = { maximumSignificantDigits: 4 }) => value.toLocaleString("en", options);
@@ -13,16 +13,17 @@ const color = (node, index) => node.style.setProperty("--hue", (215 + index * 13
 
 async function update() {
   try {
-    const response = await fetch(`runs?version=${version}`);
-    if (response.status === 200) {
-      let written;  // seconds since 1970
-      ({ version, written, runs } = await response.json());
+    const text = await (await fetch("runs")).text();
+    if (text !== answer) {
+      runs = JSON.parse(text);
+      answer = text;
       show();
+      const written = Math.max(0, ...runs.map(run => run.written ?? 0));  // seconds since 1970
       state.textContent = written ? `Last report: ${new Date(1000 * written).toLocaleString("sv")}` : "";
-    } else if (response.status !== 204) throw new Error();
+    }
   } catch {
     state.textContent = "The server cannot be reached; is nmt.watch running?";
-    version = "";
+    answer = "";
   }
   setTimeout(update, PAUSE);
 }
@@ -196,7 +197,10 @@ let shown = "";  // what of the samples is on the page
 function showChoice() {
   const offered = runs.filter(({ samples }) => samples?.length);
   samples.hidden = !offered.length;
-  if (!offered.length) return;
+  if (!offered.length) {
+    shown = "";
+    return;
+  }
   const chosen = offered.some(({ name }) => name === run.value) ? run.value : offered[0].name;
   run.replaceChildren(...offered.map(({ name }) => make("option", { value: name }, title(name))));
   run.value = chosen;
@@ -210,10 +214,10 @@ function showChoice() {
 }
 
 async function showSamples() {
-  const { name, samples: steps, samples_version: written } = runs.find(({ name }) => name === run.value);
+  const { name, samples: steps } = runs.find(({ name }) => name === run.value);
   const chosen = steps[validation.value];
   step.textContent = `step ${format(chosen, {})}, validation ${+validation.value + 1} of ${steps.length}`;
-  const wanted = JSON.stringify([name, chosen, written]);
+  const wanted = JSON.stringify([name, chosen]);
   if (wanted === shown) return;
   shown = wanted;
   let articles;
