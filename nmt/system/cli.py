@@ -96,7 +96,10 @@ def run_hydra(command: str, job: Callable[[DictConfig], float | None]) -> None:
     arguments = sys.argv[1:]
     check_arguments(arguments, COMMANDS[command])
     is_setting = re.compile("[^-].*=|~").match
-    settings = [argument for argument in arguments if is_setting(argument)]
+    # Hydra would read name=2024_11_24 and name=1.10 as numbers, whose text is another.
+    texts = [key for key, field in list_keys(COMMANDS[command]).items() if field.type in (str, str | None)]
+    number = re.compile(rf"\A({'|'.join(map(re.escape, texts))})=([+-]?[\d_.]+(?:e[+-]?\d+)?)\Z", re.IGNORECASE)
+    settings = [number.sub(r'\1="\2"', argument) for argument in arguments if is_setting(argument)]
     options = [argument for argument in arguments if not is_setting(argument)]
     ConfigStore.instance().store(name=f"{command}_schema", node=COMMANDS[command])
     if {"-h", "--help"} & set(options):

@@ -107,6 +107,11 @@ def test_valid_arguments_are_accepted(train: Callable[..., Result], argument: st
     assert train(argument) == (0, "")
 
 
+@pytest.mark.parametrize("name", ["2024_11_24", "1.10", "007", "1e5", "-.50"])
+def test_name_that_looks_like_a_number_stays_text(train: Callable[..., Result], name: str) -> None:
+    assert train(f"name={name}") == (0, "") and [path.name for path in Path("runs").iterdir()] == [name]
+
+
 def test_options_may_come_between_settings(train: Callable[..., Result]) -> None:
     assert train("model.hidden=32", "-m", "seed=1,2") == (0, "")
 
