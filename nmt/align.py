@@ -10,15 +10,13 @@ import nmt.system.startup  # noqa: F401  # isort: skip  before anything that imp
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from nmt.aligner.aligner import LINK_THRESHOLD, MAX_CELLS, Aligner, align_sentences, find_links, train_aligner
-from nmt.aligner.storage import ALIGNER_FILE, is_aligner, load_aligner, save_aligner
+from nmt.aligner.aligner import LINK_THRESHOLD, MAX_CELLS, align_sentences, find_links, train_aligner
 from nmt.api import open_translator
 from nmt.config import AlignRun, SearchConfig, TrainRun
 from nmt.config.data import is_opposite_direction
@@ -50,26 +48,26 @@ AlignedPair = tuple[Record, list[Link], Iterable[Link]]  # links of its words, a
 
 @main("align")
 def align(command: AlignRun) -> float | None:
-    """Return the alignment error rate; None without gold links."""
+    """Write the links of all pairs. With gold links, print precision, recall and AER.
+
+    Returns:
+        the alignment error rate (AER); None without gold links.
+    """
     log_to_stderr()
     check_single_process("nmt.align")
     resolve_standard_streams(command, ("source", "target", "gold"), ("output",))
     check_readable({"source": command.source, "target": command.target, "gold": command.gold})
-    if command.checkpoint is None or is_aligner(command.checkpoint):
-        return align_with_aligner(command)
-    return align_with_models(command, command.checkpoint)
-
-
-def write_links(
-    command: AlignRun, file: BinaryIO, pairs: Iterable[AlignedPair], gold: Sequence[GoldLinks] | None
-) -> float | None:
-    """Write the links of all pairs. With gold links, print precision, recall and AER, and return the AER."""
+    if command.checkpoint:
+        pairs, gold = align_with_models(command, command.checkpoint)
+    else:
+        *lines, gold = read_pairs(command)
+        pairs = align_with_aligner(command, *lines)
     format_record, counts = choose_alignment_format(command.output), LinkCounts()
-    for row, (record, links, counted_links) in enumerate(pairs):
-        file.write(f"{format_record(record, links)}\n".encode())
-        if gold is not None:
-            counts.add(counted_links, gold[row])
-    file.flush()
+    with open_output(command.output) as file:  # a file that cannot be written is found before the first pair
+        for row, (record, links, counted_links) in enumerate(pairs):
+            file.write(f"{format_record(record, links)}\n".encode())
+            if gold is not None:
+                counts.add(counted_links, gold[row])
     measures = counts.scores()
     if gold is not None:
         for name, value in measures.items():
@@ -106,16 +104,12 @@ def read_pairs(command: AlignRun, run: TrainRun | None = None) -> tuple[list[str
 
 
 # ---------------------------------------------------------------------------------------------- models with attention
-def align_with_models(command: AlignRun, checkpoint: str) -> float | None:
-    """Align by the attention of one model, or of two of opposite directions. Returns the AER.
+def align_with_models(command: AlignRun, checkpoint: str) -> tuple[Iterator[AlignedPair], list[GoldLinks] | None]:
+    """Align by the attention of one model, or of two of opposite directions. Returns pairs and gold links.
 
     Raises:
-        UserError: a setting is for an aligner, a model has no attention, both have one direction, or the text or gold
-            links are invalid.
+        UserError: a model has no attention, both have one direction, or the text or gold links are invalid.
     """
-    if command.save or command.tokenize:
-        key = f"save={command.save}" if command.save else "tokenize=true"
-        raise UserError(f"{key} is for an aligner; remove {key} or checkpoint={checkpoint}")
     device = choose_device(command.device)
     forward, run = load_translator(checkpoint, command, device)
     backward = None
@@ -131,9 +125,7 @@ def align_with_models(command: AlignRun, checkpoint: str) -> float | None:
     *lines, gold = read_pairs(command, run)
     split = str.split if gold is None or command.gold else split_on_spaces
     sources, targets = ([*map(split, side)] for side in lines)
-    with open_output(command.output) as file:
-        pairs = iter_pairs_of_models(command, forward, backward, sources, targets, segment=gold is None)
-        return write_links(command, file, pairs, gold)
+    return iter_pairs_of_models(command, forward, backward, sources, targets, segment=gold is None), gold
 
 
 def load_translator(path: str, command: AlignRun, device: torch.device) -> tuple[Translator, TrainRun]:
@@ -178,43 +170,11 @@ def iter_pairs_of_models(
 
 
 # ------------------------------------------------------------------------------------------------- statistical aligner
-def align_with_aligner(command: AlignRun) -> float | None:
-    """Train an aligner on the pairs, or load one, and write their links. Returns the AER.
-
-    Raises:
-        UserError: there are no files to align, the aligner was trained with another `tokenize`, the files have
-            different numbers of lines, or a line of the gold file is invalid.
-    """
-    if not command.source:
-        raise UserError(f"checkpoint={command.checkpoint} is an aligner; give the files source= and target=")
-    if command.reverse_checkpoint:
-        raise UserError("reverse_checkpoint= is for models with attention; give checkpoint=runs/NAME as well")
-    aligner = load_aligner(Path(command.checkpoint)) if command.checkpoint else None
-    if aligner and aligner.tokenize != command.tokenize:
-        trained, given = (str(value).lower() for value in (aligner.tokenize, command.tokenize))
-        raise UserError(
-            f"checkpoint={command.checkpoint} was trained with tokenize={trained}, not tokenize={given}; set "
-            f"tokenize={trained}"
-        )
-    *lines, gold = read_pairs(command)
-    sources, targets = ([*map(split_tokens if command.tokenize else segment_words, side)] for side in lines)
-    with ExitStack() as stack:  # a file that cannot be written is found before training
-        file = stack.enter_context(open_output(command.output))
-        if command.save is not None:
-            Path(command.save).mkdir(parents=True, exist_ok=True)
-            save_file = stack.enter_context(open_output(str(Path(command.save, ALIGNER_FILE))))
-        if not aligner:
-            aligner = train_aligner(sources, targets)
-            aligner.tokenize = command.tokenize
-        if command.save is not None:
-            save_aligner(aligner, save_file)
-        return write_links(command, file, iter_pairs_of_aligner(command, aligner, lines, sources, targets), gold)
-
-
-def iter_pairs_of_aligner(
-    command: AlignRun, aligner: Aligner, lines: list[list[str]], sources: Sentences, targets: Sentences
-) -> Iterator[AlignedPair]:
-    """Yield all pairs with their links. The pieces of a record are its words."""
+def align_with_aligner(command: AlignRun, source_lines: list[str], target_lines: list[str]) -> Iterator[AlignedPair]:
+    """Train an aligner, then yield all pairs with their links. The pieces of a record are its words."""
+    split = split_tokens if command.tokenize else segment_words
+    sources, targets = [*map(split, source_lines)], [*map(split, target_lines)]
+    aligner = train_aligner(sources, targets)
     threshold = LINK_THRESHOLD if command.links.threshold is None else command.links.threshold
     too_long = []
     hidden = True if command.output == STDOUT_PATH else None  # None: hidden unless on a terminal
@@ -226,10 +186,10 @@ def iter_pairs_of_aligner(
                     too_long.append(row + 1)
                 source, target = sources[row], targets[row]
                 indices = list(range(len(source))), list(range(len(target)))
-                spans = find_spans(lines[0][row], source), find_spans(lines[1][row], target)
+                spans = find_spans(source_lines[row], source), find_spans(target_lines[row], target)
                 record = Record(source, target, source, target, *indices, weights_TS, math.nan, *spans)
                 links = find_links(weights_TS, threshold)
-                parts = find_parts(lines[0][row], source), find_parts(lines[1][row], target)
+                parts = find_parts(source_lines[row], source), find_parts(target_lines[row], target)
                 yield record, links, {(parts[0][s], parts[1][t]) for s, t in links}
             bar.update(len(chunk[0]))
     if too_long:

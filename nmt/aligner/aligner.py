@@ -31,10 +31,9 @@ PADDING = np.iinfo(np.int64).max  # code of a pair of words
 
 
 class Aligner:
-    """The parameters of both directions, and whether it links punctuation marks (`tokenize`)."""
+    """The parameters of both directions."""
 
     def __init__(self, source: Vocabulary, target: Vocabulary) -> None:
-        self.tokenize = False
         self.lexicon = Lexicon(source, target)
         self.null_target = np.full(len(target.counts[-1]) + 1, 1.0)  # NULL links of each target word; last: unknown
         self.null_source = np.full(len(source.counts[-1]) + 1, 1.0)
@@ -173,8 +172,7 @@ def check_memory(word_pairs: int, cells: int) -> None:
     needed = cells * BYTES_PER_CELL + word_pairs * BYTES_PER_WORD_PAIR
     if set(names) <= getattr(os, "sysconf_names", {}).keys() and needed > math.prod(map(os.sysconf, names)):
         raise UserError(
-            f"the text needs {needed / 1e9:,.0f} GB of memory, more than there is; train on a part of the lines with "
-            "save=FOLDER, then align the other lines in parts with checkpoint=FOLDER"
+            f"the text needs {needed / 1e9:,.0f} GB of memory, more than there is; align the lines in parts"
         )
 
 

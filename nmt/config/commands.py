@@ -233,15 +233,12 @@ class ServeRun(ComputeSettings, ModelSettings):
 class AlignRun(ComputeSettings):
     """Settings of `python -m nmt.align`."""
 
-    checkpoint: str | None = setting(
-        None, "run, step folder or saved aligner; null: train an aligner on the text itself"
-    )
+    checkpoint: str | None = setting(None, "run or step folder; null: train an aligner on the text itself")
     reverse_checkpoint: str | None = setting(None, "model of the opposite direction, whose links are combined")
     symmetrize: str | None = setting(None, "intersection | union | grow_diag_final_and (default)")
     source: str | None = setting(None, "file of source sentences; -: standard input; null: the corpus of data.*")
     target: str | None = setting(None, "file of their translations; null: the corpus of data.*")
     output: str = setting("-", "file; .jsonl: all weights; any other name: links; -: standard output")
-    save: str | None = setting(None, "without checkpoint: folder for the trained aligner, to use as checkpoint")
     tokenize: bool = setting(False, "aligner: link words and punctuation marks, also where no space separates them")
     gold: str | None = setting(None, "file of gold links: i-j sure, ipj or i?j possible; null: those of the corpus")
     gold_base: int = setting(0, "index of the first word of a sentence in the gold file: 0 | 1")
@@ -252,6 +249,10 @@ class AlignRun(ComputeSettings):
         ComputeSettings.__post_init__(self)
         if not self.checkpoint and not self.source and not self.target:
             raise UserError("checkpoint is not set; give source=FILE and target=FILE, or checkpoint=runs/NAME")
+        if self.checkpoint and self.tokenize:
+            raise UserError("tokenize=true is for an aligner; remove tokenize=true or checkpoint=")
+        if self.reverse_checkpoint and not self.checkpoint:
+            raise UserError("reverse_checkpoint= is for models with attention; give checkpoint=runs/NAME as well")
         if bool(self.source) != bool(self.target):
             raise UserError("source= and target= belong together; give both, or neither for the corpus of data.*")
         if self.source and self.data != DataOverride():

@@ -1,4 +1,4 @@
-"""nmt.align without a model: it trains an aligner on the pairs, saves it and uses it again."""
+"""nmt.align without a model: it trains an aligner on the pairs."""
 
 import json
 from pathlib import Path
@@ -9,24 +9,18 @@ from builders import run_error, run_nmt, run_ok
 from nmt.data.toy.corpus import generate
 from nmt.data.word_links import format_pharaoh
 
+FILES = ("source=train.de", "target=train.en")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder, whose name has a space, with pairs, their gold links and a trained aligner."""
+    """Return a folder, whose name has a space, with pairs, their gold links and the links found."""
     folder = tmp_path_factory.mktemp("two words")
     for name, pairs in generate(1, {"train": 800, "test": 50}).items():
         (folder / f"{name}.de").write_text("".join(f"{pair.german}\n" for pair in pairs), encoding="utf-8")
         (folder / f"{name}.en").write_text("".join(f"{pair.english}\n" for pair in pairs), encoding="utf-8")
         (folder / f"{name}.gold").write_text("".join(f"{format_pharaoh(pair.sure)}\n" for pair in pairs))
-    printed = run_ok(
-        "align",
-        "source=train.de",
-        "target=train.en",
-        "output=train links.pharaoh",
-        "gold=train.gold",
-        "save=my aligner",
-        folder=folder,
-    )
+    printed = run_ok("align", *FILES, "output=train links.pharaoh", "gold=train.gold", folder=folder)
     (folder / "printed").write_text(printed)
     return folder
 
@@ -41,13 +35,11 @@ def test_one_command_trains_aligns_and_measures(folder: Path) -> None:
     assert len(read_lines(folder / "train links.pharaoh")) == 800
 
 
-def test_saved_aligner_aligns_new_text(folder: Path) -> None:
-    files = ("checkpoint=my aligner", "source=test.de", "target=test.en")
-    links = run_ok("align", *files, folder=folder).split("\n")[:-1]
-    assert len(links) == 50 and sum(len(line.split()) for line in links) > 200
-    more = run_ok("align", *files, "links.threshold=0.1", folder=folder).split("\n")[:-1]
+def test_threshold_and_all_weights(folder: Path) -> None:
+    links = read_lines(folder / "train links.pharaoh")
+    more = run_ok("align", *FILES, "links.threshold=0.1", folder=folder).split("\n")[:-1]
     assert all(set(line.split()) <= set(other.split()) for line, other in zip(links, more, strict=True))
-    run_ok("align", *files, "output=weights.jsonl", folder=folder)
+    run_ok("align", *FILES, "output=weights.jsonl", folder=folder)
     for line, record in zip(links, map(json.loads, read_lines(folder / "weights.jsonl")), strict=True):
         weights = record["weights"]
         assert len(weights) == len(record["target_words"]) and len(weights[0]) == len(record["source_words"])
@@ -56,12 +48,15 @@ def test_saved_aligner_aligns_new_text(folder: Path) -> None:
         )
 
 
-def test_empty_and_attached_words(folder: Path) -> None:
-    (folder / "a").write_text("\nDER HUND schläft!\nEin Hund\n\n", encoding="utf-8")
-    (folder / "b").write_text("nothing\nThe dog sleeps.\n\n\n", encoding="utf-8")
-    files = ("checkpoint=my aligner", "source=a", "target=b")
-    links = run_ok("align", *files, folder=folder).split("\n")
+def test_empty_attached_and_very_many_words(folder: Path) -> None:
+    odd = (("", "nothing"), ("DER HUND schläft!", "The dog sleeps."), ("Ein Hund", ""), ("", ""), ("ein " * 1_500,) * 2)
+    for side, name in enumerate(("de", "en")):
+        text = "".join(f"{pair[side]}\n" for pair in odd) + (folder / f"train.{name}").read_text(encoding="utf-8")
+        (folder / f"odd.{name}").write_text(text, encoding="utf-8")
+    done = run_nmt("align", "source=odd.de", "target=odd.en", folder=folder)
+    links = done.stdout.decode().split("\n")[: len(odd)]
     assert [bool(line) for line in links] == [False, True, False, False, False] and "1-1" in links[1].split()
+    assert "1 line of more than 1,000,000 pairs of words without links (first: 5)" in done.stderr.decode()
 
 
 def test_words_and_marks_of_raw_text_with_their_places(tmp_path: Path) -> None:
@@ -117,23 +112,6 @@ def test_gold_changes_nothing_but_what_is_printed(tokenize: str, tmp_path: Path)
     assert float(scores["recall"]) == pytest.approx(both / sure, abs=1e-4)
 
 
-def test_very_long_pair_has_no_links_and_a_warning(folder: Path) -> None:
-    (folder / "long").write_text("Hund\n" + "ein " * 1_500 + "\n", encoding="utf-8")
-    files = ("checkpoint=my aligner", "source=long", "target=long", "output=long.pharaoh")
-    done = run_nmt("align", *files, folder=folder)
-    assert done.returncode == 0 and read_lines(folder / "long.pharaoh") == ["0-0", ""]
-    assert "1 line of more than 1,000,000 pairs of words without links (first: 2)" in done.stderr.decode()
-
-
-def test_saved_aligner_is_replaced(tmp_path: Path) -> None:
-    for text in ("eins\n", "zwei\n"):
-        (tmp_path / "a").write_text(text)
-        run_ok("align", "source=a", "target=a", "output=links", "save=deep/saved", folder=tmp_path)
-        assert [path.name for path in (tmp_path / "deep" / "saved").iterdir()] == ["aligner.npz"]
-    run_ok("align", "checkpoint=deep/saved", "source=a", "target=a", "output=links", folder=tmp_path)
-    assert (tmp_path / "links").read_text() == "0-0\n"
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -141,13 +119,6 @@ def test_saved_aligner_is_replaced(tmp_path: Path) -> None:
         (("source=train.de", "target=test.en"), "source=train.de has 800 lines, target=test.en has 50"),
         (("source=test.de", "target=none"), "target=none is not a file"),
         (("source=test.de", "target=test.en", "gold=train.gold"), "train.gold has 800 lines for 50 pairs"),
-        (("source=test.de", "target=test.en", "reverse_checkpoint=x"), "reverse_checkpoint= is for models with"),
-        (("source=train.de", "target=train.en", "save=test.de/x"), "test.de"),
-        (("checkpoint=my aligner",), "checkpoint=my aligner is an aligner; give the files source= and target="),
-        (
-            ("checkpoint=my aligner", "source=test.de", "target=test.en", "tokenize=true"),
-            "tokenize=false, not tokenize=true; set tokenize=false",
-        ),
     ],
 )
 def test_invalid_settings_are_refused(arguments: tuple[str, ...], message: str, folder: Path) -> None:

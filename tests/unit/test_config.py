@@ -184,6 +184,8 @@ def test_files_of_failed_run_are_kept(tmp_path: Path, monkeypatch: pytest.Monkey
         (lambda: LinksConfig(threshold=math.nan), "links.threshold=nan must be greater than 0 and at most 1"),
         (lambda: ExportRun("x"), "output is not set; give output=FILE.html, output=FOLDER or output=hf://OWNER/NAME"),
         (lambda: AlignRun(), "checkpoint is not set"),
+        (lambda: AlignRun("x", tokenize=True), "tokenize=true is for an aligner"),
+        (lambda: AlignRun(source="a", target="b", reverse_checkpoint="x"), "reverse_checkpoint= is for models with"),
         (lambda: AlignRun("x", source="a"), "give both, or neither"),
         (lambda: AlignRun("x", source="a", target="b", data=DataOverride(split="valid")), "remove data.*"),
         (lambda: AlignRun("x", gold="g", gold_base=2), "gold_base=2 is not one of 0, 1"),
