@@ -16,12 +16,20 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from nmt.aligner.aligner import LINK_THRESHOLD, MAX_CELLS, align_sentences, find_links, train_aligner
+from nmt.aligner.aligner import LINK_THRESHOLD, MAX_CELLS, align_sentences, train_aligner
 from nmt.api import open_translator
 from nmt.config import AlignRun, SearchConfig, TrainRun
 from nmt.config.data import is_opposite_direction
 from nmt.data.corpus import get_gold_links, iter_column, load_pairs
-from nmt.data.word_links import SYMMETRIZATIONS, GoldLinks, Link, Sentences, read_gold_links, transpose_links
+from nmt.data.word_links import (
+    SYMMETRIZATIONS,
+    GoldLinks,
+    Link,
+    Sentences,
+    read_gold_links,
+    threshold_links,
+    transpose_links,
+)
 from nmt.data.words import find_parts, find_spans, segment_words, split_tokens
 from nmt.decoding.alignment import Record, choose_alignment_format
 from nmt.decoding.translator import Translator
@@ -188,7 +196,7 @@ def align_with_aligner(command: AlignRun, source_lines: list[str], target_lines:
                 indices = list(range(len(source))), list(range(len(target)))
                 spans = find_spans(source_lines[row], source), find_spans(target_lines[row], target)
                 record = Record(source, target, source, target, *indices, weights_TS, math.nan, *spans)
-                links = find_links(weights_TS, threshold)
+                links = threshold_links(weights_TS, threshold)
                 parts = find_parts(source_lines[row], source), find_parts(target_lines[row], target)
                 yield record, links, {(parts[0][s], parts[1][t]) for s, t in links}
             bar.update(len(chunk[0]))

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from nmt.aligner.hmm import INITIAL_JUMPS, Counts, Floats, Posteriors, infer_independent_links, infer_links
 from nmt.aligner.lexicon import Ids, Indices, Lexicon, Values, Vocabulary, WordPairs, normalize_word, sort_unique
-from nmt.data.word_links import Link, Sentences, threshold_links
+from nmt.data.word_links import Sentences
 from nmt.errors import UserError
 
 MODEL_1_ROUNDS = 3
@@ -52,35 +52,25 @@ class SentenceBatch(NamedTuple):
     target_length_B: Counts
 
 
-class Corpus(NamedTuple):
-    """Sentence pairs, indexed for an aligner."""
-
-    batches: list[SentenceBatch]
-    pairs: WordPairs
-
-
 def train_aligner(sources: Sentences, targets: Sentences) -> Aligner:
     """Train an aligner on sentence pairs, given as lists of words."""
-    vocabularies = Vocabulary(), Vocabulary()
-    for vocabulary, sentences in zip(vocabularies, (sources, targets), strict=True):
-        for words in sentences:
-            vocabulary.add(map(normalize_word, words))
-    aligner = Aligner(*vocabularies)
-    corpus = index_corpus(aligner, sources, targets, progress=True)
+    aligner = Aligner(Vocabulary(sources), Vocabulary(targets))
+    batches, pairs = index_corpus(aligner, sources, targets, progress=True)
     rounds = [False] * MODEL_1_ROUNDS + [True] * HMM_ROUNDS
-    total = len(rounds) * len(corpus.batches)
-    with tqdm(total=total, desc="training the aligner", unit=" batches", disable=None) as bar:
+    with tqdm(total=len(rounds) * len(batches), desc="training the aligner", unit=" batches", disable=None) as bar:
         for is_hmm in rounds:
-            run_em_round(aligner, corpus, is_hmm, bar)
+            run_em_round(aligner, batches, pairs, is_hmm, bar)
     return aligner
 
 
-def run_em_round(aligner: Aligner, corpus: Corpus, is_hmm: bool, bar: "tqdm[Any]") -> None:
+def run_em_round(
+    aligner: Aligner, batches: list[SentenceBatch], pairs: WordPairs, is_hmm: bool, bar: "tqdm[Any]"
+) -> None:
     """Replace the parameters by those of the expected links under the current ones."""
-    links_P = np.zeros(len(corpus.pairs.levels[-1].codes_Q) + 1)
+    links_P = np.zeros(len(pairs.levels[-1].codes_Q) + 1)
     null_target, null_source = np.zeros_like(aligner.null_target), np.zeros_like(aligner.null_source)
     jumps_forward, jumps_backward = np.zeros_like(aligner.jumps_forward), np.zeros_like(aligner.jumps_backward)
-    for batch, forward, backward in infer_both(aligner, corpus, is_hmm):
+    for batch, forward, backward in infer_both(aligner, batches, pairs, is_hmm):
         both_BST = forward.links_BTS.transpose(0, 2, 1) * backward.links_BTS
         np.add.at(links_P, batch.pairs_BST.ravel(), both_BST.ravel().astype(np.float64))
         count_null(null_target, batch.target_BT, batch.target_length_B, both_BST.sum(1))
@@ -88,7 +78,7 @@ def run_em_round(aligner: Aligner, corpus: Corpus, is_hmm: bool, bar: "tqdm[Any]
         jumps_forward += forward.jumps
         jumps_backward += backward.jumps
         bar.update()
-    aligner.lexicon.set_tables(corpus.pairs.count_links(links_P[:-1]))
+    pairs.count_links(links_P[:-1])
     aligner.null_target, aligner.null_source = null_target + SMOOTHING, null_source + SMOOTHING
     if is_hmm:
         aligner.jumps_forward = jumps_forward + JUMP_SMOOTHING
@@ -103,14 +93,14 @@ def count_null(counts: Values, words_BX: Ids, length_B: Counts, links_BX: Floats
 
 
 def infer_both(
-    aligner: Aligner, corpus: Corpus, is_hmm: bool
+    aligner: Aligner, batches: list[SentenceBatch], pairs: WordPairs, is_hmm: bool
 ) -> Iterator[tuple[SentenceBatch, Posteriors, Posteriors]]:
     """Yield each batch with the posteriors of the two directions: links_BTS and, for the other one, links_BST."""
-    forward_P, backward_P = (np.append(values, 0).astype(np.float32) for values in corpus.pairs.probabilities())
+    forward_P, backward_P = (np.append(values, 0).astype(np.float32) for values in pairs.probabilities())
     null_target, null_source = (
         (counts / counts.sum()).astype(np.float32) for counts in (aligner.null_target, aligner.null_source)
     )
-    for batch in corpus.batches:
+    for batch in batches:
         forward_BTS = np.ascontiguousarray(forward_P[batch.pairs_BST].transpose(0, 2, 1))
         backward_BST = backward_P[batch.pairs_BST]
         null_BT, null_BS = null_target[batch.target_BT], null_source[batch.source_BS]
@@ -125,7 +115,9 @@ def infer_both(
         yield batch, forward, backward
 
 
-def index_corpus(aligner: Aligner, sources: Sentences, targets: Sentences, progress: bool = False) -> Corpus:
+def index_corpus(
+    aligner: Aligner, sources: Sentences, targets: Sentences, progress: bool = False
+) -> tuple[list[SentenceBatch], WordPairs]:
     """Index the words and pairs of words of sentence pairs. Empty sentences and very long ones are left out."""
     source_index, source_words = number_words(sources)
     target_index, target_words = number_words(targets)
@@ -163,7 +155,7 @@ def index_corpus(aligner: Aligner, sources: Sentences, targets: Sentences, progr
                 )
             )
             bar.update()
-    return Corpus(batches, WordPairs(aligner.lexicon, source_words, target_words, codes_P))
+    return batches, WordPairs(aligner.lexicon, source_words, target_words, codes_P)
 
 
 def check_memory(word_pairs: int, cells: int) -> None:
@@ -187,16 +179,15 @@ def number_words(sentences: Sentences) -> tuple[list[Ids], list[str]]:
 
 
 def group_rows(rows: Sequence[int], sources: Sequence[Ids], targets: Sequence[Ids]) -> Iterator[list[int]]:
-    """Group rows, sorted by length, into batches of up to `CELLS_PER_BATCH` pairs of words, padding included."""
+    """Group rows, sorted by source length, into batches of up to `CELLS_PER_BATCH` pairs of words, padding included."""
     group: list[int] = []
-    longest_source = longest_target = 0
+    longest_target = 0
     for row in rows:
-        source, target = max(longest_source, len(sources[row])), max(longest_target, len(targets[row]))
-        if group and (len(group) + 1) * source * target > CELLS_PER_BATCH:
+        longest_target = max(longest_target, len(targets[row]))
+        if group and (len(group) + 1) * len(sources[row]) * longest_target > CELLS_PER_BATCH:
             yield group
-            group, source, target = [], len(sources[row]), len(targets[row])
+            group, longest_target = [], len(targets[row])
         group.append(row)
-        longest_source, longest_target = source, target
     if group:
         yield group
 
@@ -225,16 +216,11 @@ def align_sentences(aligner: Aligner, sources: Sentences, targets: Sentences) ->
         np.zeros((len(target), len(source)), np.float32) if len(source) * len(target) <= MAX_CELLS else None
         for source, target in zip(sources, targets, strict=True)
     ]
-    corpus = index_corpus(aligner, sources, targets)
-    for batch, forward, backward in infer_both(aligner, corpus, is_hmm=True):
+    batches, pairs = index_corpus(aligner, sources, targets)
+    for batch, forward, backward in infer_both(aligner, batches, pairs, is_hmm=True):
         mean_BTS = np.sqrt(forward.links_BTS * backward.links_BTS.transpose(0, 2, 1))
         for row, mean_TS, source, target in zip(
             batch.rows, mean_BTS, batch.source_length_B, batch.target_length_B, strict=True
         ):
             weights[row] = mean_TS[:target, :source]
     return weights
-
-
-def find_links(weights_TS: np.ndarray | None, threshold: float) -> list[Link]:
-    """Return the links (source word, target word) with at least this weight."""
-    return [] if weights_TS is None else threshold_links(weights_TS, threshold)

@@ -133,7 +133,6 @@ def infer_links(
         state_BS = forward_TBS[t] = np.where(is_target_BT1[:, t], new_BS, state_BS)
 
     links_BTS = np.empty_like(emission_BTS)
-    first_jumps_S = np.zeros(sources)
     jumps_NR = np.zeros(NEAR_JUMPS.shape)  # without the weights of the jumps
     backward_BS = np.ones((pairs, sources), np.float32)
     for t in reversed(range(targets)):
@@ -144,12 +143,10 @@ def infer_links(
         total_B1 = np.maximum((linked_BS + previous_BS * by_null_BS).sum(1, keepdims=True), TINY)
         links_BTS[:, t] = np.where(is_target_BT1[:, t], linked_BS / total_B1, 0)
         leaving_BS = np.where(is_target_BT1[:, t], leaving_BS / total_B1, 0)
-        if t == 0:
-            first_jumps_S = (start_BS * leaving_BS).sum(0)
-        else:
+        if t:
             add_jumps(jumps_NR, previous_BS * scale_BS, leaving_BS)
         new_BS = scale_BS * sum_jumps(leaving_BS, reversed_NR) + by_null_BS / total_B1
         backward_BS = np.where(is_target_BT1[:, t], new_BS, backward_BS)
     jumps: Values = np.bincount(NEAR_JUMPS.ravel(), (weights_NR * jumps_NR).ravel(), len(jump_weights)).astype(float)
-    jumps += np.bincount(first_jump_S, first_jumps_S, len(jump_weights))
+    jumps += np.bincount(first_jump_S, (start_BS * leaving_BS).sum(0), len(jump_weights))
     return Posteriors(links_BTS, jumps)

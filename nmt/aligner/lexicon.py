@@ -17,16 +17,17 @@ relative clause would be linked to a relative pronoun of a language that writes 
 Shapes: P pairs of words that occur in a sentence pair together.
 """
 
-import itertools
 import unicodedata
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 import regex
 
+from nmt.data.word_links import Sentences
 from nmt.data.words import FORMAT_CHARACTERS
 
 Ids = npt.NDArray[np.int64]
@@ -57,22 +58,13 @@ def normalize_word(word: str) -> str:
     return normal[start:end] or normal
 
 
-@dataclass(slots=True)
 class Vocabulary:
     """The words of one side, as returned by `normalize_word`, and their prefixes of each length."""
 
-    prefix_ids: list[dict[str, int]] = field(default_factory=lambda: [{} for _ in PREFIX_LENGTHS])
-    counts: list[list[int]] = field(default_factory=lambda: [[] for _ in PREFIX_LENGTHS])  # occurrences of each prefix
-
-    def add(self, words: Iterable[str]) -> None:
-        """Count normalized words."""
-        for word in words:
-            for length, ids, counts in zip(PREFIX_LENGTHS, self.prefix_ids, self.counts, strict=True):
-                prefix = word[:length]
-                if prefix not in ids:
-                    ids[prefix] = len(ids)
-                    counts.append(0)
-                counts[ids[prefix]] += 1
+    def __init__(self, sentences: Sentences) -> None:
+        words = [normalize_word(word) for sentence in sentences for word in sentence]
+        self.counts = [Counter(word[:length] for word in words) for length in PREFIX_LENGTHS]  # of each prefix
+        self.prefix_ids = [{prefix: index for index, prefix in enumerate(counts)} for counts in self.counts]
 
     def find(self, words: Sequence[str], level: int) -> Ids:
         """Return the id of each word's prefix; unknown prefixes share the first unused id."""
@@ -84,7 +76,7 @@ class Vocabulary:
 
         Each prefix, and those that are unknown together, count as seen once more.
         """
-        occurrences = np.array([*self.counts[level], 0], np.float64) + 1
+        occurrences = np.array([*self.counts[level].values(), 0], np.float64) + 1
         if not level:
             return occurrences / occurrences.sum()
         shorter, length = self.prefix_ids[level - 1], PREFIX_LENGTHS[level - 1]
@@ -94,10 +86,16 @@ class Vocabulary:
 
 @dataclass(slots=True)
 class LinkTable:
-    """Links counted between the prefixes of one length."""
+    """Links counted between the prefixes of one length.
+
+    Words that both vocabularies have, such as names and numbers, count as linked `IDENTICAL_LINKS` times more. These
+    links are in the sums only.
+    """
 
     codes: Ids  # of pairs of prefixes, sorted: source id x (target prefixes + 1) + target id
     links: Values
+    source_sums: Values  # links of each source prefix
+    target_sums: Values
 
     def find(self, codes: Ids) -> Values:
         """Return the links of some pairs; 0 for those that are not in the table."""
@@ -110,11 +108,7 @@ class LinkTable:
 
 
 class Lexicon:
-    """Counts of links between words, which both directions share.
-
-    Words that both vocabularies have, such as names and numbers, count as linked `IDENTICAL_LINKS` times more. These
-    links are not in the tables.
-    """
+    """Counts of links between words, which both directions share."""
 
     def __init__(self, source: Vocabulary, target: Vocabulary) -> None:
         self.source = source
@@ -123,21 +117,15 @@ class Lexicon:
         self.shares = [(source.shares(level), target.shares(level)) for level in levels]
         self.identical = [self.find_identical(level) for level in levels]
         self.tables: list[LinkTable] = []  # for each prefix length; none before training
-        self.totals: list[tuple[Values, Values]] = []  # links of each source prefix and of each target prefix
-
-    def set_tables(self, tables: list[LinkTable]) -> None:
-        self.tables = tables
-        self.totals = [self.sum_links(level) for level in range(len(tables))]
 
     def find_identical(self, level: int) -> tuple[Ids, Values]:
         """Return the target prefix that equals each source prefix, or -1, and the links added between the two."""
         length, source_ids, target_ids = PREFIX_LENGTHS[level], self.source.prefix_ids, self.target.prefix_ids
         target_S = np.full(len(source_ids[level]) + 1, -1)  # last: unknown
         links_S = np.zeros(len(target_S))
-        for word in source_ids[-1]:
-            if word in target_ids[-1]:
-                target_S[source_ids[level][word[:length]]] = target_ids[level][word[:length]]
-                links_S[source_ids[level][word[:length]]] += IDENTICAL_LINKS
+        for word in source_ids[-1].keys() & target_ids[-1].keys():
+            target_S[source_ids[level][word[:length]]] = target_ids[level][word[:length]]
+            links_S[source_ids[level][word[:length]]] += IDENTICAL_LINKS
         return target_S, links_S
 
     def find_links(self, pairs: "PrefixPairs", level: int) -> Values:
@@ -148,15 +136,15 @@ class Lexicon:
         added_Q *= target_S[pairs.source_ids][pairs.source_Q] == pairs.target_ids[pairs.target_Q]
         return links_Q + added_Q
 
-    def sum_links(self, level: int) -> tuple[Values, Values]:
-        """Return the links of each source prefix and of each target prefix, those added included."""
-        table, (target_S, links_S) = self.tables[level], self.identical[level]
-        source_ids, target_ids = np.divmod(table.codes, len(self.target.prefix_ids[level]) + 1)
-        source_links = np.bincount(source_ids, table.links, len(links_S)) + links_S
-        target_links = np.zeros(len(self.target.prefix_ids[level]) + 1)
-        target_links[target_S[target_S >= 0]] = links_S[target_S >= 0]
-        target_links += np.bincount(target_ids, table.links, len(target_links))
-        return source_links, target_links
+    def sum_links(self, level: int, codes: Ids, links: Values) -> LinkTable:
+        """Return a table with the links of each source prefix and of each target prefix."""
+        target_S, links_S = self.identical[level]
+        source_ids, target_ids = np.divmod(codes, len(self.target.prefix_ids[level]) + 1)
+        source_sums = np.bincount(source_ids, links, len(links_S)) + links_S
+        target_sums = np.zeros(len(self.target.prefix_ids[level]) + 1)
+        target_sums[target_S[target_S >= 0]] = links_S[target_S >= 0]
+        target_sums += np.bincount(target_ids, links, len(target_sums))
+        return LinkTable(codes, links, source_sums, target_sums)
 
 
 @dataclass(slots=True)
@@ -208,13 +196,14 @@ class WordPairs:
                 pairs.parent_Q = np.searchsorted(codes_P, parent_codes_P).astype(np.int32)
                 source_P, target_P = split_codes(codes_P, len(target_words))
 
-    def count_links(self, links_P: Values) -> list[LinkTable]:
-        """Return the tables of the links between words, for prefixes of all lengths."""
-        tables = [LinkTable(self.levels[-1].codes_Q, links_P)]
-        for shorter, pairs in reversed(list(itertools.pairwise(self.levels))):
-            links_Q = np.bincount(pairs.parent_Q, tables[0].links, len(shorter.codes_Q))
-            tables.insert(0, LinkTable(shorter.codes_Q, links_Q.astype(np.float64)))
-        return tables
+    def count_links(self, links_Q: Values) -> None:
+        """Replace the tables of the lexicon by these links of each pair of words, for prefixes of all lengths."""
+        tables: list[LinkTable] = []
+        for level, pairs in reversed(list(enumerate(self.levels))):
+            tables.insert(0, self.lexicon.sum_links(level, pairs.codes_Q, links_Q))
+            if level:
+                links_Q = np.bincount(pairs.parent_Q, links_Q, len(self.levels[level - 1].codes_Q)).astype(np.float64)
+        self.lexicon.tables = tables
 
     def probabilities(self) -> tuple[Values, Values]:
         """Return p(target | source) and p(source | target) of each pair of words."""
@@ -224,21 +213,17 @@ class WordPairs:
             source_share, target_share = self.lexicon.shares[level]
             if self.lexicon.tables:
                 links_Q = self.lexicon.find_links(pairs, level)
-                source_links, target_links = self.lexicon.totals[level]
-                source_links, target_links = source_links[pairs.source_ids], target_links[pairs.target_ids]
+                table = self.lexicon.tables[level]
+                source_links, target_links = table.source_sums[pairs.source_ids], table.target_sums[pairs.target_ids]
             else:  # before training: one for each pair
                 links_Q = np.ones(len(pairs.codes_Q))
                 source_links, target_links = (
                     np.bincount(index_Q).astype(np.float64) for index_Q in (pairs.source_Q, pairs.target_Q)
                 )
-            base_forward, base_backward = (
-                weight * target_share[pairs.target_ids],
-                weight * source_share[pairs.source_ids],
-            )
             shorter = (forward_Q[pairs.parent_Q], backward_Q[pairs.parent_Q]) if level else (1.0, 1.0)
-            forward_Q = links_Q + base_forward[pairs.target_Q] * shorter[0]
+            forward_Q = links_Q + (weight * target_share[pairs.target_ids])[pairs.target_Q] * shorter[0]
             forward_Q /= (source_links + weight)[pairs.source_Q]
-            backward_Q = links_Q + base_backward[pairs.source_Q] * shorter[1]
+            backward_Q = links_Q + (weight * source_share[pairs.source_ids])[pairs.source_Q] * shorter[1]
             backward_Q /= (target_links + weight)[pairs.target_Q]
         for values_P in (forward_Q, backward_Q):
             if not self.lexicon.tables:

@@ -91,9 +91,9 @@ def read_gold_links(path: Path, base: int, sources: Sentences, targets: Sentence
     return gold
 
 
-def threshold_links(weights_TS: np.ndarray, threshold: float) -> list[Link]:
-    """Return the links (source word, target word) with at least this weight, sorted by target word."""
-    return [(s, t) for t, s in np.argwhere(weights_TS >= threshold).tolist()]
+def threshold_links(weights_TS: np.ndarray | None, threshold: float) -> list[Link]:
+    """Return the links (source word, target word) with at least this weight, sorted by target word; none for None."""
+    return [] if weights_TS is None else [(s, t) for t, s in np.argwhere(weights_TS >= threshold).tolist()]
 
 
 def alignment_targets(

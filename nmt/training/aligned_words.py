@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 from tqdm import tqdm
 
-from nmt.aligner.aligner import LINK_THRESHOLD, align_sentences, find_links, train_aligner
+from nmt.aligner.aligner import LINK_THRESHOLD, align_sentences, train_aligner
 from nmt.aligner.lexicon import normalize_word
 from nmt.config import TrainRun
 from nmt.data.augmentation import Augmenter, Link, PairLinks, find_names
@@ -15,6 +15,7 @@ from nmt.data.cache import cache_folder, get_or_build
 from nmt.data.corpus import iter_column
 from nmt.data.encoding import map_file, text_key
 from nmt.data.mixing import list_corpora
+from nmt.data.word_links import threshold_links
 from nmt.data.words import find_spans, segmenter_name, split_tokens
 from nmt.system.logging import log
 from nmt.system.messages import pluralize
@@ -64,7 +65,7 @@ def align_pairs(sources: list[str], targets: list[str]) -> PairLinks:
     )
     limit = max(MIN_FREQUENT, MAX_FREQUENCY * len(chosen))
     source_frequent, target_frequent = (
-        {word for word, i in vocabulary.prefix_ids[-1].items() if vocabulary.counts[-1][i] > limit}
+        {word for word, count in vocabulary.counts[-1].items() if count > limit}
         for vocabulary in (aligner.lexicon.source, aligner.lexicon.target)
     )
 
@@ -84,7 +85,7 @@ def align_pairs(sources: list[str], targets: list[str]) -> PairLinks:
             ):
                 single = [
                     (s, t)
-                    for s, t in select_single_links(find_links(weights_TS, LINK_THRESHOLD))
+                    for s, t in select_single_links(threshold_links(weights_TS, LINK_THRESHOLD))
                     if may_be_replaced(source_words[s], target_words[t])
                 ]
                 spans = find_spans(source, source_words), find_spans(target, target_words)

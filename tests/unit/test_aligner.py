@@ -9,11 +9,11 @@ import pytest
 
 from nmt.aligner import aligner as aligner_module
 from nmt.aligner import hmm
-from nmt.aligner.aligner import MAX_CELLS, Aligner, align_sentences, find_links, index_corpus, train_aligner
+from nmt.aligner.aligner import MAX_CELLS, Aligner, align_sentences, index_corpus, train_aligner
 from nmt.aligner.hmm import infer_independent_links, infer_links
 from nmt.aligner.lexicon import BACKOFF, BASE_BACKOFF, IDENTICAL_LINKS, PREFIX_LENGTHS, normalize_word
 from nmt.data.toy.corpus import generate
-from nmt.data.word_links import GoldLinks
+from nmt.data.word_links import GoldLinks, threshold_links
 from nmt.errors import UserError
 from nmt.evaluation.metrics import LinkCounts
 
@@ -178,8 +178,8 @@ def test_probabilities_match_slow_lexicon() -> None:
         weight = BACKOFF if level else BASE_BACKOFF
         return (both + weight * base) / (either + weight)
 
-    corpus = index_corpus(aligner, sources, targets)
-    forward_P, _ = corpus.pairs.probabilities()
+    _, pairs = index_corpus(aligner, sources, targets)
+    forward_P, _ = pairs.probabilities()
     source_words, target_words = (list(dict.fromkeys(word for words in side for word in words)) for side in sides)
     together = {pair for words in zip(*sides, strict=True) for pair in itertools.product(*words)}
     ordered = [pair for pair in itertools.product(source_words, target_words) if pair in together]
@@ -204,13 +204,13 @@ def test_alignment_error(toy: tuple) -> None:
     counts = LinkCounts()
     weights = align_sentences(aligner, sources, targets)
     for weights_TS, links in zip(weights, gold, strict=True):
-        counts.add(find_links(weights_TS, 0.5), links)
+        counts.add(threshold_links(weights_TS, 0.5), links)
     aer = counts.scores()["aer"]
     assert aer is not None and aer < 0.05
     mixed = [
         (source[s], target[t])
         for source, target, weights_TS in zip(sources, targets, weights, strict=True)
-        for s, t in find_links(weights_TS, 0.5)
+        for s, t in threshold_links(weights_TS, 0.5)
         if (source[s] in ",.?") != (target[t] in ",.?")
     ]
     assert len(mixed) < 20, mixed  # above all, the comma before a relative clause is not linked to "who"
