@@ -19,7 +19,7 @@ from nmt.errors import UserError
 from nmt.model.ensemble import Ensemble
 from nmt.model.kernels.cuda_graphs import with_cuda_graphs
 from nmt.runs.checkpoint import load_model
-from nmt.system.command_line import build_settings
+from nmt.system.command_line import build_config, to_dataclasses
 from nmt.system.device import choose_device, choose_precision, prepare_model
 
 LINE_END = re.compile(r"\r?\n\Z")
@@ -109,7 +109,7 @@ def load(
     """
     paths = [*map(str, checkpoint if isinstance(checkpoint, list | tuple) else [checkpoint])]
     settings = {"checkpoint": paths, "device": device, "precision": precision, "average": average, "search": search}
-    command: TranslateRun = build_settings(TranslateRun, settings)  # validates them
+    command: TranslateRun = to_dataclasses(build_config(TranslateRun, settings))
     device_to_use = choose_device(command.device)
     return Model(open_translator(paths, device_to_use, command.precision, command.average, command.search))
 

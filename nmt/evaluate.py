@@ -122,7 +122,7 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
         lambda: choose_bleu_tokenizer(command.bleu_tokenizer or run.bleu_tokenizer, references, is_logged=True)
     )
     # The cache of the hub is not for results.
-    home = Path("runs", parse_address(checkpoint).repository) if is_hub_address(checkpoint) else folder
+    home = Path("runs", parse_address(checkpoint)[0]) if is_hub_address(checkpoint) else folder
     results = home / "eval" / data.split
     broadcast_from_rank0(lambda: make_results_folder(results))
 

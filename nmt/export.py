@@ -9,7 +9,7 @@ python -m nmt.export --help
 import nmt.system.startup  # noqa: F401  # isort: skip  before anything that imports torch
 from pathlib import Path
 
-from nmt.config import ExportRun, SearchConfig
+from nmt.config import ExportRun
 from nmt.hub.push import push_model
 from nmt.page.export import build_page
 from nmt.runs.checkpoint import export_model, load_model
@@ -18,23 +18,6 @@ from nmt.system.hub_client import is_hub_address
 from nmt.system.logging import log, log_to_stderr
 from nmt.system.text import open_output
 from nmt.system.torchrun import check_single_process
-
-
-def export_checkpoint(checkpoint: str, output: Path, average: int, search: SearchConfig) -> None:
-    """Export a model to one HTML file that translates in any browser, or to a new folder without training state.
-
-    The page stores the weights in 8 bits and follows the settings of search.
-
-    Raises:
-        UserError: the checkpoint cannot be read, the output cannot be written, the folder exists, or a setting of
-            search does not work in a page.
-    """
-    model, tokenizer, config, *_ = load_model(checkpoint, average)
-    if output.suffix.lower() == ".html":
-        with open_output(str(output)) as file:
-            file.write(build_page(model, tokenizer, config, search).encode())
-    else:
-        export_model(model, tokenizer, config, output)
 
 
 @main("export")
@@ -46,7 +29,12 @@ def export(command: ExportRun) -> None:
         commit = push_model(command.checkpoint, output, command.license, command.average)
         log.info(f"published {command.checkpoint} as {commit}")
         return
-    export_checkpoint(command.checkpoint, Path(output), command.average, command.search)
+    model, tokenizer, config, *_ = load_model(command.checkpoint, command.average)
+    if output.lower().endswith(".html"):
+        with open_output(output) as file:
+            file.write(build_page(model, tokenizer, config, command.search).encode())
+    else:
+        export_model(model, tokenizer, config, Path(output))
     log.info(f"exported {command.checkpoint} to {output}")
 
 

@@ -29,16 +29,9 @@ from nmt.errors import UserError
 from nmt.evaluation.metrics import choose_bleu_tokenizer
 from nmt.model.seq2seq import build_model
 from nmt.runs.folder import lock_run_folder
-from nmt.system.cli import list_given_keys, main
+from nmt.system.cli import main
 from nmt.system.device import prepare_model
-from nmt.system.distributed import (
-    all_gather,
-    broadcast_from_rank0,
-    local_rank0_first,
-    process_group,
-    rank,
-    world_size,
-)
+from nmt.system.distributed import all_gather, broadcast_from_rank0, local_rank0_first, process_group, rank, world_size
 from nmt.system.logging import log, log_to_file, log_to_stderr
 from nmt.system.memory import peak_device_memory, peak_memory
 from nmt.system.messages import pluralize
@@ -83,7 +76,9 @@ def may_be_tokenized(run: TrainRun) -> bool:
 def train(run: TrainRun) -> float:
     """Train a model, and return its best validation score."""
     log_to_stderr()
-    folder = Path(HydraConfig.get().runtime.output_dir)
+    hydra = HydraConfig.get()
+    given_keys = {override.lstrip("+~").partition("=")[0] for override in hydra.overrides.task}
+    folder = Path(hydra.runtime.output_dir)
     folder = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
     early_log = MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL)  # buffers messages until train.log is open
     log.addHandler(early_log)
@@ -91,13 +86,12 @@ def train(run: TrainRun) -> float:
         # Settings: resume, start from another run, or start from scratch. Only rank 0 locks the folder and decides.
         def choose_start() -> StartingPoint:
             resources.enter_context(lock_run_folder(folder))
-            return find_starting_point(run, folder, device, list_given_keys())
+            return find_starting_point(run, folder, device, given_keys)
 
         start = broadcast_from_rank0(choose_start)
         run = start.run
         local_rank0_first(lambda: choose_bleu_tokenizer(run.bleu_tokenizer, []))  # fails early if a package is missing
 
-        # Data.
         encoded, valid, key = local_rank0_first(lambda: read_corpus(run, start.tokenizer))
         if len(set(all_gather(key))) > 1:
             raise UserError(
@@ -126,7 +120,6 @@ def train(run: TrainRun) -> float:
             early_log.setTarget(resources.enter_context(log_to_file(folder / "train.log")))
             early_log.flush()
 
-        # Training.
         parameters = sum(parameter.numel() for parameter in model.parameters())
         setup = f"{device}, {run.precision}, {pluralize(torch.get_num_threads(), 'thread')}"
         if world_size() > 1:

@@ -33,7 +33,7 @@ def push_model(path: str, address: str, license: str | None, average: int = 1) -
             "model, and only you know what the licenses of your training data allow; use one of "
             "https://huggingface.co/docs/hub/repositories-licenses, or license=other if none fits"
         )
-    repository = parse_address(address).repository
+    repository, _ = parse_address(address)
     check_installed(address)
     loaded = load_model(path, average)
     with tempfile.TemporaryDirectory() as temporary:

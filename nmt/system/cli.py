@@ -133,11 +133,6 @@ def report_error(error: Exception) -> None:
         print(f"error: {prefix}{message}", file=sys.stderr, flush=True)
 
 
-def list_given_keys() -> set[str]:
-    """Return the dotted keys that the command line of the current job sets."""
-    return {override.lstrip("+~").partition("=")[0] for override in HydraConfig.get().overrides.task}
-
-
 def build_help_page(command: str, settings: list[str]) -> str:
     """Return the help page of a command, with the current value and the help text of each key.
 

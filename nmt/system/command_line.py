@@ -132,8 +132,3 @@ def build_config(schema: type, values: dict[str, Any]) -> DictConfig:
     except OmegaConfBaseException as error:
         raise UserError(describe_error(error)) from error
     return config
-
-
-def build_settings(schema: type, values: dict[str, Any]) -> Any:
-    """Build the checked dataclasses of a command from a dict of settings instead of a command line."""
-    return to_dataclasses(build_config(schema, values))

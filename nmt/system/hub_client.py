@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 from nmt.errors import UserError, extra_command
 from nmt.system.messages import MAX_ERROR_CHARS
@@ -19,17 +18,12 @@ PREFIX = "hf://"
 LIBRARY = "nmt"  # the library name the hub records
 
 
-class HubAddress(NamedTuple):
-    repository: str  # OWNER/NAME
-    revision: str | None  # branch, tag or commit; None: the main branch
-
-
 def is_hub_address(path: str) -> bool:
     return path.startswith(PREFIX)
 
 
-def parse_address(address: str) -> HubAddress:
-    """Return the parts of an address `hf://OWNER/NAME` or `hf://OWNER/NAME@REVISION`.
+def parse_address(address: str) -> tuple[str, str | None]:
+    """Return the repository `OWNER/NAME` of an address, and its branch, tag or commit; None stands for the main branch.
 
     Raises:
         UserError: it is not such an address.
@@ -37,7 +31,7 @@ def parse_address(address: str) -> HubAddress:
     match = re.fullmatch(r"hf://([\w.-]+/[\w.-]+)(?:@([^@\s]+))?", address, re.ASCII)
     if match is None:
         raise UserError(f"{address} does not name a model of the hub; use hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
-    return HubAddress(match[1], match[2])
+    return match[1], match[2]
 
 
 def check_installed(address: str) -> None:

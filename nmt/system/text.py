@@ -61,12 +61,7 @@ def replace_nonfinite(numbers: dict[str, Any]) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------- paths in keys
 def is_regular_file(path: str) -> bool:
     """Return whether a path names a regular file or does not exist. Standard streams and descriptors are none."""
-    if path.startswith(OPEN_FILES):
-        return False
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)
-    except OSError:
-        return True
+    return not path.startswith(OPEN_FILES) and (os.path.isfile(path) or not os.path.exists(path))
 
 
 def check_readable(paths: dict[str, str | None]) -> None:

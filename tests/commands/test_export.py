@@ -26,7 +26,6 @@ from builders import (
 import nmt
 from nmt.config import AttentionConfig, DataConfig, ModelConfig, SearchConfig, TrainRun
 from nmt.decoding.translator import Translator
-from nmt.export import export_checkpoint
 from nmt.model.seq2seq import build_model
 from nmt.page.export import build_page
 from nmt.runs.checkpoint import load_model
@@ -104,8 +103,9 @@ def folder(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(home: Path, folder: Path) -> Path:
     """The page of a trained model."""
-    export_checkpoint(str(home / "runs" / "mine"), folder / "mine.html", 1, SearchConfig(beam=3, max_length=20))
-    return folder / "mine.html"
+    path = folder / "mine.html"
+    run_ok("export", "checkpoint=runs/mine", f"output={path}", "search.beam=3", "search.max_length=20", folder=home)
+    return path
 
 
 @pytest.fixture
