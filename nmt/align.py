@@ -38,7 +38,7 @@ from nmt.evaluation.metrics import LinkCounts
 from nmt.runs.checkpoint import find_checkpoint, load_config
 from nmt.system.cli import main
 from nmt.system.device import choose_device
-from nmt.system.logging import log, log_to_stderr
+from nmt.system.logging import log
 from nmt.system.messages import format_first_lines, pluralize
 from nmt.system.text import (
     MAX_CHUNK_LINES,
@@ -49,7 +49,6 @@ from nmt.system.text import (
     resolve_standard_streams,
     split_on_spaces,
 )
-from nmt.system.torchrun import check_single_process
 
 AlignedPair = tuple[Record, list[Link], Iterable[Link]]  # links of its words, and of the words that gold links count
 
@@ -61,8 +60,6 @@ def align(command: AlignRun) -> float | None:
     Returns:
         the alignment error rate (AER); None without gold links.
     """
-    log_to_stderr()
-    check_single_process("nmt.align")
     resolve_standard_streams(command, ("source", "target", "gold"), ("output",))
     check_readable({"source": command.source, "target": command.target, "gold": command.gold})
     if command.checkpoint:

@@ -33,7 +33,6 @@ from nmt.system.cli import main
 from nmt.system.device import choose_precision, prepare_model
 from nmt.system.distributed import broadcast_from_rank0, local_rank0_first, process_group, rank
 from nmt.system.hub_client import is_hub_address, parse_address
-from nmt.system.logging import log_to_stderr
 from nmt.system.text import echo
 from nmt.training.validation import evaluate_loss
 
@@ -41,7 +40,6 @@ from nmt.training.validation import evaluate_loss
 @main("evaluate")
 def evaluate(command: EvaluateRun) -> float | None:
     """Return BLEU; with several runs, that of the last one."""
-    log_to_stderr()
     with process_group(command.device) as device:
         if command.compare:
             return compare_runs(command, device)

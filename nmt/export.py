@@ -15,15 +15,12 @@ from nmt.page.export import build_page
 from nmt.runs.checkpoint import export_model, load_model
 from nmt.system.cli import main
 from nmt.system.hub_client import is_hub_address
-from nmt.system.logging import log, log_to_stderr
+from nmt.system.logging import log
 from nmt.system.text import open_output
-from nmt.system.torchrun import check_single_process
 
 
 @main("export")
 def export(command: ExportRun) -> None:
-    log_to_stderr()
-    check_single_process("nmt.export")
     output = str(command.output)
     if is_hub_address(output):
         commit = push_model(command.checkpoint, output, command.license, command.average)

@@ -15,19 +15,16 @@ from nmt.data.prepare.report import RULES, build_summary
 from nmt.errors import UserError
 from nmt.system.cli import main
 from nmt.system.files import replacing_folder
-from nmt.system.logging import log, log_to_stderr
+from nmt.system.logging import log
 from nmt.system.messages import pluralize
 from nmt.system.quoting import quote_setting
 from nmt.system.text import echo
-from nmt.system.torchrun import check_single_process
 
 MAX_LEAK_SHARE = 0.1  # of the cleaned pairs; more is worth a warning
 
 
 @main("prepare")
 def prepare(command: PrepareRun) -> None:
-    log_to_stderr()
-    check_single_process("nmt.prepare")
     output = Path(str(command.output))
     check_output(output)
     with replacing_folder(output) as folder:

@@ -16,9 +16,8 @@ from nmt.errors import UserError, extra_command
 from nmt.runs.checkpoint import find_checkpoint, load_config
 from nmt.system.cli import main
 from nmt.system.device import choose_device
-from nmt.system.logging import log, log_to_stderr
+from nmt.system.logging import log
 from nmt.system.memory import configure_malloc
-from nmt.system.torchrun import check_single_process
 
 KEY_VARIABLE = "NMT_API_KEY"
 
@@ -41,8 +40,6 @@ def find_directions(models: list[list[str]]) -> list[tuple[str, str]]:
 
 @main("serve")
 def serve(command: ServeRun) -> None:
-    log_to_stderr()
-    check_single_process("nmt.serve")
     try:
         from nmt.serving.app import Service, build_app
         from nmt.serving.batcher import Batcher

@@ -32,7 +32,7 @@ from nmt.runs.folder import lock_run_folder
 from nmt.system.cli import main
 from nmt.system.device import prepare_model
 from nmt.system.distributed import all_gather, broadcast_from_rank0, local_rank0_first, process_group, rank, world_size
-from nmt.system.logging import log, log_to_file, log_to_stderr
+from nmt.system.logging import log, log_to_file
 from nmt.system.memory import peak_device_memory, peak_memory
 from nmt.system.messages import pluralize
 from nmt.system.quoting import quote_setting
@@ -75,7 +75,6 @@ def may_be_tokenized(run: TrainRun) -> bool:
 @main("train")
 def train(run: TrainRun) -> float:
     """Train a model, and return its best validation score."""
-    log_to_stderr()
     hydra = HydraConfig.get()
     given_keys = {override.lstrip("+~").partition("=")[0] for override in hydra.overrides.task}
     folder = Path(hydra.runtime.output_dir)

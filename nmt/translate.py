@@ -22,7 +22,7 @@ from nmt.decoding.translator import Translator
 from nmt.errors import UserError
 from nmt.system.cli import main
 from nmt.system.distributed import local_rank0_first, process_group, rank0_path, world_size
-from nmt.system.logging import log, log_to_stderr
+from nmt.system.logging import log
 from nmt.system.text import (
     STDIN_PATH,
     STDOUT_PATH,
@@ -131,7 +131,6 @@ def check_inputs(inputs: dict[str, str | None]) -> None:
 
 @main("translate")
 def translate(command: TranslateRun) -> None:
-    log_to_stderr()
     resolve_standard_streams(command, ("input", "target", "prefix"), ("output", "alignments"))
     with process_group(command.device) as device:
         inputs = {"input": command.input, "target": command.target, "prefix": command.prefix}

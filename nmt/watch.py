@@ -22,9 +22,8 @@ from nmt.errors import UserError
 from nmt.runs.history import METRICS_FILE, SAMPLES_FILE, build_curves, read_events
 from nmt.system.cli import main
 from nmt.system.command_line import describe_error
-from nmt.system.logging import log, log_to_stderr
+from nmt.system.logging import log
 from nmt.system.page_template import fill_template
-from nmt.system.torchrun import check_single_process
 
 ADDRESS = "127.0.0.1"
 HOST_NAMES = (ADDRESS, "localhost")
@@ -118,8 +117,6 @@ class Server(socketserver.ThreadingTCPServer):
 
 @main("watch")
 def watch(command: WatchRun) -> None:
-    log_to_stderr()
-    check_single_process("nmt.watch")
     folder = Path(str(command.checkpoint))
     if not folder.is_dir():
         raise UserError(f"checkpoint={folder} is not a folder; give a run, or a folder of runs: checkpoint=runs/NAME")

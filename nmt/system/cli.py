@@ -31,10 +31,12 @@ from nmt.system.command_line import (
     list_keys,
     to_dataclasses,
 )
+from nmt.system.logging import log_to_stderr
 from nmt.system.text import echo, use_utf8
 from nmt.system.torchrun import LAUNCH_ENV
 
 Command = Callable[[Any], float | None]  # a function of the settings; for sweeps, `train` returns its score
+PARALLEL_COMMANDS = ("train", "evaluate", "translate")  # that several processes of torchrun can share
 EXPECTED_ERRORS = (UserError, OSError, MemoryError, HydraException, OmegaConfBaseException)  # all others are bugs
 
 
@@ -57,7 +59,10 @@ def run_program(command: str, function: Command) -> None:
 
     def job(config: DictConfig) -> float | None:
         """Call the function. In a process of its own, which a launcher may start, an error is raised as well."""
+        log_to_stderr()
         try:
+            if LAUNCH_ENV["WORLD_SIZE"] > 1 and command not in PARALLEL_COMMANDS:
+                raise UserError(f"nmt.{command} runs in one process; start it without torchrun")
             # Let the CPU round numbers below 1.2e-38 to 0. Attention weights get that small, and it is slow with such
             # numbers: a Transformer trained at two thirds of its speed.
             if "torch" in sys.modules:
