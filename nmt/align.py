@@ -28,7 +28,6 @@ from nmt.data.word_links import (
     Sentences,
     read_gold_links,
     threshold_links,
-    transpose_links,
 )
 from nmt.data.words import find_parts, find_spans, segment_words, split_tokens
 from nmt.decoding.alignment import Record, choose_alignment_format
@@ -170,7 +169,7 @@ def iter_pairs_of_models(
         for record, reverse_record in zip(records, reverse_records, strict=True):
             links = record.links(command.links)
             if reverse_record is not None:
-                links = list(symmetrize(set(links), transpose_links(reverse_record.links(command.links))))
+                links = list(symmetrize(set(links), {(s, t) for t, s in reverse_record.links(command.links)}))
             yield record, links, links
 
 

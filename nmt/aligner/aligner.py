@@ -27,7 +27,7 @@ CELLS_PER_BATCH = 150_000  # pairs of words in memory at a time
 MAX_CELLS = 1_000_000  # of a sentence pair; larger ones get no links
 BYTES_PER_CELL = 4  # of memory; a cell is a pair of words of a sentence pair
 BYTES_PER_WORD_PAIR = 220  # of memory, at the peak; a pair of words that stand in several sentence pairs counts once
-PADDING = np.iinfo(np.int64).max  # code of a pair of words
+PADDING = np.iinfo(np.int64).max  # code of a pair of words, one of which is padding
 
 
 class Aligner:
@@ -125,8 +125,11 @@ def index_corpus(
     rows.sort(key=lambda row: (len(source_index[row]), len(target_index[row])))
     groups = list(group_rows(rows, source_index, target_index))
 
-    def encode(group: list[int]) -> Ids:
-        return pad_codes([source_index[r] for r in group], [target_index[r] for r in group], len(target_words))
+    def encode(group: list[int]) -> Ids:  # the code of each pair of words, as in `WordPairs`
+        source_BS, target_BT = pad_rows(source_index, group), pad_rows(target_index, group)
+        code_BST = source_BS[:, :, None] * len(target_words) + target_BT[:, None, :]
+        code_BST[(source_BS < 0)[:, :, None] | (target_BT < 0)[:, None, :]] = PADDING
+        return code_BST
 
     cells = sum(len(source_index[row]) * len(target_index[row]) for row in rows)
     check_memory(0, cells)
@@ -140,16 +143,17 @@ def index_corpus(
             bar.update()
         codes_P = codes_P[codes_P < PADDING]
         check_memory(len(codes_P), cells)
-        source_ids = aligner.lexicon.source.find(source_words, -1)
-        target_ids = aligner.lexicon.target.find(target_words, -1)
+        # -1, of padding, finds the last id, of unknown words.
+        source_ids = np.append(aligner.lexicon.source.find(source_words, -1), len(aligner.null_source) - 1)
+        target_ids = np.append(aligner.lexicon.target.find(target_words, -1), len(aligner.null_target) - 1)
         batches = []
         for group in groups:
             batches.append(
                 SentenceBatch(
                     rows=group,
                     pairs_BST=np.searchsorted(codes_P, encode(group)).astype(np.int32),
-                    source_BS=pad_rows([source_ids[source_index[row]] for row in group], len(aligner.null_source) - 1),
-                    target_BT=pad_rows([target_ids[target_index[row]] for row in group], len(aligner.null_target) - 1),
+                    source_BS=source_ids[pad_rows(source_index, group)],
+                    target_BT=target_ids[pad_rows(target_index, group)],
                     source_length_B=np.array([len(source_index[row]) for row in group]),
                     target_length_B=np.array([len(target_index[row]) for row in group]),
                 )
@@ -192,19 +196,12 @@ def group_rows(rows: Sequence[int], sources: Sequence[Ids], targets: Sequence[Id
         yield group
 
 
-def pad_rows(sequences: Sequence[Ids], padding: int) -> Ids:
-    padded = np.full((len(sequences), max(map(len, sequences))), padding, np.int64)
-    for row, sequence in zip(padded, sequences, strict=True):
-        row[: len(sequence)] = sequence
+def pad_rows(index: Sequence[Ids], rows: Sequence[int]) -> Ids:
+    """Return the words of some rows, -1 at padding."""
+    padded = np.full((len(rows), max(len(index[row]) for row in rows)), -1, np.int64)
+    for words, row in zip(padded, rows, strict=True):
+        words[: len(index[row])] = index[row]
     return padded
-
-
-def pad_codes(sources: Sequence[Ids], targets: Sequence[Ids], target_words: int) -> Ids:
-    """Return code_BST of each pair of words, as in `WordPairs`; `PADDING` at padding."""
-    source_BS, target_BT = pad_rows(sources, -1), pad_rows(targets, -1)
-    code_BST = source_BS[:, :, None] * target_words + target_BT[:, None, :]
-    code_BST[(source_BS < 0)[:, :, None] | (target_BT < 0)[:, None, :]] = PADDING
-    return code_BST
 
 
 def align_sentences(aligner: Aligner, sources: Sentences, targets: Sentences) -> list[np.ndarray | None]:

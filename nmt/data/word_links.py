@@ -25,11 +25,6 @@ def format_pharaoh(links: Iterable[Link]) -> str:
     return " ".join(f"{source}-{target}" for source, target in sorted(links))
 
 
-def transpose_links(links: Iterable[Link]) -> set[Link]:
-    """Swap source and target of each link."""
-    return {(target, source) for source, target in links}
-
-
 # -------------------------------------------------------------------------------------------------------------- gold
 @dataclass(frozen=True, slots=True)
 class GoldLinks:
