@@ -22,8 +22,6 @@ from nmt.runs.checkpoint import load_model
 from nmt.system.command_line import build_config, to_dataclasses
 from nmt.system.device import choose_device, choose_precision, prepare_model
 
-LINE_END = re.compile(r"\r?\n\Z")
-
 
 @dataclass(frozen=True, slots=True)
 class Model:
@@ -159,4 +157,4 @@ def check_lines(*sides: Iterable[str]) -> list[list[str]]:
     if len({*map(len, lines_of_sides)}) > 1:
         counts = " and ".join(f"{len(lines):,}" for lines in lines_of_sides)
         raise UserError(f"got {counts} lines; both sides need the same number")
-    return [[LINE_END.sub("", line) for line in lines] for lines in lines_of_sides]
+    return [[re.sub(r"\r?\n\Z", "", line) for line in lines] for lines in lines_of_sides]

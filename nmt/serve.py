@@ -19,8 +19,6 @@ from nmt.system.device import choose_device
 from nmt.system.logging import log
 from nmt.system.memory import configure_malloc
 
-KEY_VARIABLE = "NMT_API_KEY"
-
 
 def find_directions(models: list[list[str]]) -> list[tuple[str, str]]:
     """Return the languages of each model, given the paths of its members: names as `de` for `translation.de`.
@@ -49,12 +47,12 @@ def serve(command: ServeRun) -> None:
     device = choose_device(command.device)
     configure_malloc()
     with bind(command.host, command.port) as listener:
-        models = command.checkpoint
-        directions = find_directions(models)
+        directions = find_directions(command.checkpoint)
         translators = [
-            open_translator(paths, device, command.precision, command.average, command.search) for paths in models
+            open_translator(paths, device, command.precision, command.average, command.search)
+            for paths in command.checkpoint
         ]
-        service = Service(command, directions, Batcher(translators), os.environ.get(KEY_VARIABLE) or None)
+        service = Service(command, directions, Batcher(translators), os.environ.get("NMT_API_KEY") or None)
         host, port = listener.getsockname()[:2]
         languages = ", ".join(f"{source} to {target}" for source, target in directions)
         listener.listen()  # from now on connections wait for the server instead of being refused

@@ -26,7 +26,6 @@ from nmt.system.logging import log
 from nmt.system.page_template import fill_template
 
 ADDRESS = "127.0.0.1"
-HOST_NAMES = (ADDRESS, "localhost")
 TEMPLATE = Path(__file__).parent / "page" / "watch.html"
 
 
@@ -76,7 +75,7 @@ class Handler(BaseHTTPRequestHandler):
         path, _, fields = self.path.partition("?")
         query = dict(parse_qsl(fields, errors="surrogateescape"))
         # A page of another site could have its name resolved to this address, and then read what is here.
-        if re.sub(r":\d*$", "", self.headers.get("Host", "")) not in HOST_NAMES:
+        if re.sub(r":\d*$", "", self.headers.get("Host", "")) not in (ADDRESS, "localhost"):
             self.send_error(403, "this server answers to 127.0.0.1 and localhost only")
         elif path == "/":
             self.answer("text/html", fill_template(TEMPLATE, {"TITLE": escape(str(folder))}))
@@ -105,10 +104,7 @@ class Handler(BaseHTTPRequestHandler):
 class Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = sys.platform != "win32"  # there it would let two servers share a port
-
-    def __init__(self, port: int, folder: Path) -> None:
-        self.folder = folder
-        super().__init__((ADDRESS, port), Handler)
+    folder: Path  # of the runs
 
     def handle_error(self, request: Any, address: Any) -> None:
         if not isinstance(sys.exception(), OSError):  # the client has gone
@@ -121,9 +117,10 @@ def watch(command: WatchRun) -> None:
     if not folder.is_dir():
         raise UserError(f"checkpoint={folder} is not a folder; give a run, or a folder of runs: checkpoint=runs/NAME")
     try:
-        server = Server(command.port, folder)
+        server = Server((ADDRESS, command.port), Handler)
     except OSError as error:
         raise UserError(f"port={command.port} cannot be used: {error.strerror}; use port=PORT for another") from None
+    server.folder = folder
     with server:
         if not find_runs(folder):
             log.warning(f"there is no run in {folder} yet; the page shows each run once it has written {METRICS_FILE}")

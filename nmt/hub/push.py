@@ -9,7 +9,7 @@ from nmt.config import TrainRun
 from nmt.errors import UserError
 from nmt.hub.model_card import build_model_card
 from nmt.runs.checkpoint import EXPORTED_FILES, export_model, load_model
-from nmt.system.hub_client import check_installed, is_hub_address, parse_address, upload
+from nmt.system.hub_client import is_hub_address, parse_address, upload
 
 CARD_FILE = "README.md"
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")  # identifiers of the hub
@@ -34,7 +34,6 @@ def push_model(path: str, address: str, license: str | None, average: int = 1) -
             "https://huggingface.co/docs/hub/repositories-licenses, or license=other if none fits"
         )
     repository, _ = parse_address(address)
-    check_installed(address)
     loaded = load_model(path, average)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary, "model")

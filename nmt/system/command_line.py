@@ -12,10 +12,9 @@ from omegaconf.errors import OmegaConfBaseException
 from nmt.errors import UserError, extra_command, suggest
 from nmt.system.quoting import escape_interpolations, quote_setting
 
-PACKAGE_DIR = Path(__file__).resolve().parent.parent
-CONFIG_DIR = PACKAGE_DIR / "configs"  # in a wheel
+CONFIG_DIR = Path(__file__).resolve().parents[1] / "configs"  # in a wheel
 if not CONFIG_DIR.is_dir():
-    CONFIG_DIR = PACKAGE_DIR.parent / "configs"  # in a checkout
+    CONFIG_DIR = CONFIG_DIR.parents[1] / "configs"  # in a checkout
 HYDRA_OPTION = re.compile(
     "-(h|m|c|p|i|cd|sc)|--(help|hydra-help|version|multirun|cfg|package|info|config-dir|shell-completion)"
 )

@@ -10,14 +10,8 @@ from nmt.errors import UserError, check_choice
 from nmt.system.memory import configure_malloc
 from nmt.system.torchrun import LAUNCH_ENV
 
-PRECISION_DTYPES = {
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp64": torch.float64,
-    "tf32": torch.float32,  # except matrix products
-    "int8": torch.float32,  # except weights
-}
+# Others, as matrix products in tf32 and weights in int8, are beside values in fp32.
+PRECISION_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 
 
 def choose_device(name: str) -> torch.device:
@@ -104,7 +98,7 @@ def prepare_model(model: nn.Module, precision: str, device: torch.device, traini
     if device.type == "cuda":  # PyTorch's defaults for cuBLAS and cuDNN differ
         # Not by `fp32_precision`: setting it makes `allow_tf32` raise an error for other code that reads it.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    dtype = PRECISION_DTYPES[precision]
+    dtype = PRECISION_DTYPES.get(precision, torch.float32)
     model.to(device, torch.promote_types(dtype, torch.float32) if training else dtype)
     model.dtype = dtype  # type: ignore[assignment]
     if training:

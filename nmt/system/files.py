@@ -53,12 +53,11 @@ def replacing_file(path: Path) -> Iterator[BinaryIO]:
     """
     with temporary_sibling(path) as new:
         with with_filename(path):
+            new.touch()
             if path.exists():
                 open(path, "r+b").close()  # renaming would replace a file that may not be written
-            file = open(new, "wb")  # noqa: SIM115  closed below
-        with file:
-            if path.exists():
                 shutil.copymode(path, new)
+        with open(new, "wb") as file:
             yield file
         with with_filename(path):
             new.replace(path)

@@ -34,15 +34,11 @@ def parse_address(address: str) -> tuple[str, str | None]:
     return match[1], match[2]
 
 
-def check_installed(address: str) -> None:
-    if importlib.util.find_spec("huggingface_hub") is None:
-        raise UserError(f"{address} needs huggingface_hub; install it with: {extra_command('hub')}")
-
-
 @contextmanager
 def explained_errors(address: str) -> Iterator[None]:
     """Raise errors of the hub and of the connection to it as a `UserError` that begins with the address."""
-    check_installed(address)
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise UserError(f"{address} needs huggingface_hub; install it with: {extra_command('hub')}")
     from huggingface_hub.errors import HTTPError
 
     try:
@@ -65,9 +61,8 @@ def download(address: str, patterns: Sequence[str]) -> Path:
     with explained_errors(address):
         from huggingface_hub import snapshot_download
 
-        return Path(
-            snapshot_download(repository, revision=revision, allow_patterns=list(patterns), library_name=LIBRARY)
-        )
+        folder = snapshot_download(repository, revision=revision, allow_patterns=list(patterns), library_name=LIBRARY)
+    return Path(folder)
 
 
 def upload(folder: Path, address: str, patterns: Sequence[str], message: str) -> str:

@@ -9,9 +9,6 @@ from typing import Any
 
 import torch
 
-# Parameters of glibc's mallopt.
-M_TRIM_THRESHOLD = -1
-M_MMAP_THRESHOLD = -3
 LIBC: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
 OUT_OF_MEMORY = re.compile(
     "allocate memory|out of memory|ALLOC_FAILED|bad_alloc|could not (create|execute) a (memory object|primitive)$"
@@ -75,8 +72,8 @@ def configure_malloc() -> None:
     Otherwise a training step would spend a tenth of its time on 20,000 page faults, and a busy server a twentieth.
     """
     if hasattr(LIBC, "mallopt"):
-        LIBC.mallopt(M_MMAP_THRESHOLD, 2**25)  # the largest allowed value
-        LIBC.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+        LIBC.mallopt(-3, 2**25)  # M_MMAP_THRESHOLD: the largest allowed value
+        LIBC.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
 
 def release_memory() -> None:
