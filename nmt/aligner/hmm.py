@@ -62,9 +62,6 @@ def sum_jumps(values_BS: Floats, weights_NR: Floats) -> Floats:
     Args:
         weights_NR: w of each jump in `NEAR_JUMPS`; its corners are those of the longest jumps.
     """
-    num_states = values_BS.shape[1]
-    if num_states <= BLOCK:  # the same in one step
-        return values_BS @ weights_NR[BLOCK : BLOCK + num_states, :num_states]
     left_BK, right_BK = sum_far(values_BS)
     far_BK = weights_NR[0, -1] * left_BK + weights_NR[-1, 0] * right_BK
     sums_BS = np.empty_like(values_BS)
@@ -75,10 +72,6 @@ def sum_jumps(values_BS: Floats, weights_NR: Floats) -> Floats:
 
 def add_jumps(jumps_NR: Values, old_BS: Floats, new_BS: Floats) -> None:
     """Add the products old(s) new(r) of all states s and r to the jumps of their distances."""
-    num_states = old_BS.shape[1]
-    if num_states <= BLOCK:
-        jumps_NR[BLOCK : BLOCK + num_states, :num_states] += old_BS.T @ new_BS
-        return
     left_BK, right_BK = sum_far(old_BS)
     for block, (states, near, place) in enumerate(iterate_blocks(old_BS.shape[1])):
         jumps_NR[place] += old_BS[:, near].T @ new_BS[:, states]
