@@ -9,11 +9,10 @@ python -m nmt.align --help
 import nmt.system.startup  # noqa: F401  # isort: skip  before anything that imports torch
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
 from nmt.aligner.aligner import LINK_THRESHOLD, MAX_CELLS, align_sentences, train_aligner
@@ -21,17 +20,9 @@ from nmt.api import open_translator
 from nmt.config import AlignRun, SearchConfig, TrainRun
 from nmt.config.data import is_opposite_direction
 from nmt.data.corpus import get_gold_links, iter_column, load_pairs
-from nmt.data.word_links import (
-    SYMMETRIZATIONS,
-    GoldLinks,
-    Link,
-    Sentences,
-    read_gold_links,
-    threshold_links,
-)
+from nmt.data.word_links import SYMMETRIZATIONS, GoldLinks, Link, read_gold_links, threshold_links
 from nmt.data.words import find_parts, find_spans, segment_words, split_tokens
 from nmt.decoding.alignment import Record, choose_alignment_format
-from nmt.decoding.translator import Translator
 from nmt.errors import UserError
 from nmt.evaluation.metrics import LinkCounts
 from nmt.runs.checkpoint import find_checkpoint, load_config
@@ -61,11 +52,12 @@ def align(command: AlignRun) -> float | None:
     """
     resolve_standard_streams(command, ("source", "target", "gold"), ("output",))
     check_readable({"source": command.source, "target": command.target, "gold": command.gold})
-    if command.checkpoint:
-        pairs, gold = align_with_models(command, command.checkpoint)
+    run = load_config(find_checkpoint(command.checkpoint)[0]) if command.checkpoint else None
+    sources, targets, gold = read_pairs(command, run)
+    if run:
+        pairs = align_with_models(command, run, sources, targets, gold)
     else:
-        *lines, gold = read_pairs(command)
-        pairs = align_with_aligner(command, *lines)
+        pairs = align_with_aligner(command, sources, targets)
     format_record, counts = choose_alignment_format(command.output), LinkCounts()
     with open_output(command.output) as file:  # a file that cannot be written is found before the first pair
         for row, (record, links, counted_links) in enumerate(pairs):
@@ -80,7 +72,7 @@ def align(command: AlignRun) -> float | None:
     return measures["aer"]
 
 
-def read_pairs(command: AlignRun, run: TrainRun | None = None) -> tuple[list[str], list[str], list[GoldLinks] | None]:
+def read_pairs(command: AlignRun, run: TrainRun | None) -> tuple[list[str], list[str], list[GoldLinks] | None]:
     """Return source lines, target lines and, if available, gold links, from files or from the corpus of a run.
 
     Gold links of a file count words between white space; those of a corpus, words between U+0020.
@@ -108,68 +100,43 @@ def read_pairs(command: AlignRun, run: TrainRun | None = None) -> tuple[list[str
 
 
 # ---------------------------------------------------------------------------------------------- models with attention
-def align_with_models(command: AlignRun, checkpoint: str) -> tuple[Iterator[AlignedPair], list[GoldLinks] | None]:
-    """Align by the attention of one model, or of two of opposite directions. Returns pairs and gold links.
-
-    Raises:
-        UserError: a model has no attention, both have one direction, or the text or gold links are invalid.
-    """
-    device = choose_device(command.device)
-    forward, run = load_translator(checkpoint, command, device)
-    backward = None
-    if command.reverse_checkpoint is not None:
-        backward, reverse_run = load_translator(command.reverse_checkpoint, command, device)
-        if is_opposite_direction(run.data, reverse_run.data) is False:
-            source, target = run.data.source, run.data.target
-            raise UserError(
-                f"reverse_checkpoint={command.reverse_checkpoint} translates {reverse_run.data.source} to "
-                f"{reverse_run.data.target}, but checkpoint={checkpoint} translates {source} to {target}; give a "
-                f"reverse_checkpoint= that translates {target} to {source}"
-            )
-    *lines, gold = read_pairs(command, run)
-    split = str.split if gold is None or command.gold else split_on_spaces
-    sources, targets = ([*map(split, side)] for side in lines)
-    return iter_pairs_of_models(command, forward, backward, sources, targets, segment=gold is None), gold
-
-
-def load_translator(path: str, command: AlignRun, device: torch.device) -> tuple[Translator, TrainRun]:
-    """Load a model for forced decoding. Returns its translator and the configuration of its run.
-
-    Raises:
-        UserError: the model has no attention.
-    """
-    translator = open_translator([path], device, command.precision, 1, SearchConfig())
-    if not translator.model.attends:
-        raise UserError(
-            f"{path} was trained with model.attention.score=none, so it cannot align; use a model with attention"
-        )
-    return translator, load_config(find_checkpoint(path)[0])
-
-
-def iter_pairs_of_models(
-    command: AlignRun,
-    forward: Translator,
-    backward: Translator | None,
-    sources: Sentences,
-    targets: Sentences,
-    segment: bool,
+def align_with_models(
+    command: AlignRun, run: TrainRun, source_lines: list[str], target_lines: list[str], gold: list[GoldLinks] | None
 ) -> Iterator[AlignedPair]:
-    """Yield all pairs with the links of one model, or the symmetrized links of both.
+    """Yield all pairs with the links of one model, or the symmetrized links of two of opposite directions.
 
-    segment: whether words of scripts without spaces are segmented further.
+    Without gold links, words of scripts without spaces are segmented further.
+
+    Raises:
+        UserError: a model has no attention, or both have one direction.
     """
+    if command.reverse_checkpoint:
+        data, reverse_data = run.data, load_config(find_checkpoint(command.reverse_checkpoint)[0]).data
+        if is_opposite_direction(data, reverse_data) is False:
+            raise UserError(
+                f"reverse_checkpoint={command.reverse_checkpoint} translates {reverse_data.source} to "
+                f"{reverse_data.target}, but checkpoint={command.checkpoint} translates {data.source} to "
+                f"{data.target}; give a reverse_checkpoint= that translates {data.target} to {data.source}"
+            )
+    device, translators = choose_device(command.device), []
+    for path in filter(None, (command.checkpoint, command.reverse_checkpoint)):
+        translators.append(open_translator([path], device, command.precision, 1, SearchConfig()))
+        if not translators[-1].model.attends:
+            raise UserError(
+                f"{path} was trained with model.attention.score=none, so it cannot align; use a model with attention"
+            )
+    split = str.split if gold is None or command.gold else split_on_spaces
+    sources, targets = [*map(split, source_lines)], [*map(split, target_lines)]
     symmetrize = SYMMETRIZATIONS[command.symmetrize or "grow_diag_final_and"]
     for start in range(0, len(sources), MAX_CHUNK_LINES):
         chunk = sources[start : start + MAX_CHUNK_LINES], targets[start : start + MAX_CHUNK_LINES]
-        settings: Any = {"first_line": start + 1, "progress": command.output != STDOUT_PATH, "segment": segment}
-        records = forward.align(chunk[0], chunk[1], **settings)
-        reverse_records: Sequence[Record | None] = [None] * len(records)
-        if backward:
-            reverse_records = backward.align(chunk[1], chunk[0], **settings)
-        for record, reverse_record in zip(records, reverse_records, strict=True):
+        settings: Any = {"first_line": start + 1, "progress": command.output != STDOUT_PATH, "segment": gold is None}
+        directions = zip(translators, (chunk, chunk[::-1]), strict=False)
+        records = [translator.align(*texts, **settings) for translator, texts in directions]
+        for record, *reverse in zip(*records, strict=True):
             links = record.links(command.links)
-            if reverse_record is not None:
-                links = list(symmetrize(set(links), {(s, t) for t, s in reverse_record.links(command.links)}))
+            if reverse:
+                links = list(symmetrize(set(links), {(s, t) for t, s in reverse[0].links(command.links)}))
             yield record, links, links
 
 
