@@ -8,6 +8,7 @@ python -m nmt.evaluate --help
 
 import nmt.system.startup  # noqa: F401  # isort: skip  before anything that imports torch
 import glob
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -21,7 +22,7 @@ from nmt.data.corpus import get_gold_links, iter_column, load_pairs
 from nmt.decoding.translation import check_scores, warn_if_truncated
 from nmt.decoding.translator import Translator
 from nmt.errors import UserError
-from nmt.evaluation.comparison import compare_systems, format_comparison, write_comparison
+from nmt.evaluation.comparison import compare_systems, format_comparison
 from nmt.evaluation.erasure import measure_erasure, normalize_losses
 from nmt.evaluation.heads import WordWeights, compute_head_weights
 from nmt.evaluation.metrics import choose_bleu_tokenizer, compute_scores, sentence_chrf
@@ -32,6 +33,7 @@ from nmt.runs.checkpoint import CONFIG_FILE, find_checkpoint, load_config, load_
 from nmt.system.cli import main
 from nmt.system.device import choose_precision, prepare_model
 from nmt.system.distributed import broadcast_from_rank0, local_rank0_first, process_group, rank
+from nmt.system.files import write_atomically
 from nmt.system.hub_client import is_hub_address, parse_address
 from nmt.system.text import echo
 from nmt.training.validation import evaluate_loss
@@ -67,7 +69,9 @@ def compare_runs(command: EvaluateRun, device: torch.device) -> float | None:
         for name, signature in comparison.signatures.items():
             echo(f"{name:<22}{signature}")
         path = first.results / "comparison.json"
-        write_comparison(comparison, path)
+        scores = {name: {key: score._asdict() for key, score in row.items()} for name, row in comparison.scores.items()}
+        content = json.dumps(comparison._asdict() | {"scores": scores}, indent=1, ensure_ascii=False)
+        write_atomically(path, [content, "\n"])
         echo(f"{'results':<22}{path}")
     return last.metrics["bleu"]
 

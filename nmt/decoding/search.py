@@ -19,13 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from nmt.config import PAD, SearchConfig
 from nmt.data.batch import SHAPE_MULTIPLE
-from nmt.decoding.beams import (
-    ActiveBatch,
-    Hypothesis,
-    SearchInputs,
-    finalize_hypotheses,
-    init_beams,
-)
+from nmt.decoding.beams import ActiveBatch, Hypothesis, SearchInputs, finalize_hypotheses, init_beams
 from nmt.decoding.step import SearchModel, advance, log_probabilities
 from nmt.model.kernels.cuda_graphs import GraphedModel
 from nmt.model.numerics import accumulation_dtype

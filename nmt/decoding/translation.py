@@ -121,11 +121,7 @@ def describe_translations(line: str, options: list[Translation], links: LinksCon
             {
                 "text": option.text,
                 **replace_nonfinite(
-                    {
-                        "score": option.score,
-                        "ranking_score": option.ranking_score,
-                        "confidence": option.confidence,
-                    }
+                    {"score": option.score, "ranking_score": option.ranking_score, "confidence": option.confidence}
                 ),
                 "source_words": restore_unknown_words(line, record.source_words),
                 "target_words": restore_unknown_words(option.text, record.target_words),

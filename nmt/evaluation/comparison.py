@@ -1,14 +1,11 @@
 """Comparison of several systems on the same sentences: significance tests, and BLEU by sentence length."""
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
 from nmt.evaluation.metrics import METRIC_NAMES, BleuByRange, SystemScore, bleu_by_length, paired_bootstrap
 from nmt.evaluation.seeds import SeedComparison, compare_over_seeds
-from nmt.system.files import write_atomically
 from nmt.system.logging import log
 from nmt.system.messages import pluralize
 
@@ -113,13 +110,3 @@ def align_columns(rows: list[list[str]]) -> str:
         cells = [first.ljust(widths[0]), *map(str.rjust, others, widths[1:])]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
-
-
-def write_comparison(comparison: Comparison, path: Path) -> None:
-    """Write a comparison as JSON."""
-    scores = {
-        system: {metric: score._asdict() for metric, score in scores_by_metric.items()}
-        for system, scores_by_metric in comparison.scores.items()
-    }
-    content = comparison._asdict() | {"scores": scores}
-    write_atomically(path, [json.dumps(content, indent=1, ensure_ascii=False), "\n"])

@@ -16,14 +16,7 @@ from nmt.errors import UserError
 from nmt.runs.history import METRICS_FILE, SAMPLES_FILE
 from nmt.system.files import remove_path, write_atomically
 
-RUN_FILE_PATTERNS = (
-    "checkpoints",
-    "eval",
-    "tokenizer*.model",
-    METRICS_FILE,
-    SAMPLES_FILE,
-    "train.log",
-)
+RUN_FILE_PATTERNS = ("checkpoints", "eval", "tokenizer*.model", METRICS_FILE, SAMPLES_FILE, "train.log")
 STEP_FOLDER = re.compile(r"step_(\d{6,12})|\.step_(\d{6,12})\.old")
 
 

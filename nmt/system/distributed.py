@@ -112,13 +112,6 @@ def all_gather(part: T) -> list[T]:
     return parts
 
 
-def broadcast(tensors: list[torch.Tensor]) -> None:
-    """Overwrite these tensors with those of rank 0."""
-    if world_size() > 1:
-        for tensor in tensors:
-            run_collective(dist.broadcast, tensor, 0)
-
-
 def rank0_path(path: str) -> str:
     """Return the path on rank 0 and the null device on other ranks."""
     return os.devnull if rank() else path

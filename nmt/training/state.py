@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from nmt.config import TrainRun
 from nmt.data.batching import NO_SHAPES
@@ -15,7 +16,7 @@ from nmt.model.seq2seq import Seq2Seq
 from nmt.runs.checkpoint import STATE_FILE, load_optimizer, load_weights, save_checkpoint
 from nmt.runs.folder import find_last_checkpoint, prune_checkpoints
 from nmt.runs.history import METRICS_FILE, SAMPLES_FILE, truncate_events
-from nmt.system.distributed import broadcast, rank
+from nmt.system.distributed import rank, run_collective, world_size
 from nmt.system.logging import log
 from nmt.system.quoting import quote_setting
 from nmt.training.backward import GraphedBackward
@@ -97,5 +98,8 @@ def resume(
 
 def broadcast_tensors(model: Seq2Seq, optimizer: torch.optim.Optimizer) -> None:
     """Broadcast weights and optimizer state from rank 0 to all ranks."""
+    if world_size() == 1:
+        return
     slots = [value for slot in optimizer.state.values() for value in slot.values() if torch.is_tensor(value)]
-    broadcast([*(parameter.detach() for parameter in model.parameters()), *slots])
+    for tensor in (*(parameter.detach() for parameter in model.parameters()), *slots):
+        run_collective(dist.broadcast, tensor, 0)

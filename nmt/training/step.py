@@ -12,13 +12,7 @@ import numpy as np
 import torch
 
 from nmt.data.batch import Batch, to_device
-from nmt.data.batching import (
-    NO_SHAPES,
-    choose_shapes,
-    collate,
-    count_positions,
-    pick_shape,
-)
+from nmt.data.batching import NO_SHAPES, choose_shapes, collate, count_positions, pick_shape
 from nmt.data.encoding import EncodedPairs, Indices
 from nmt.errors import UserError
 from nmt.model.kernels.cuda_graphs import MAX_GRAPHS
