@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import sentencepiece
 from tqdm import tqdm
 from xxhash import xxh3_128
@@ -30,6 +31,7 @@ from nmt.system.messages import MAX_LISTED_LINES, format_first_lines
 log = logging.getLogger("nmt")
 ENCODING_CHUNK = 40_000  # texts in memory at a time while encoding a corpus
 TOKENIZER_SAMPLE = 1_000_000  # lines per side for tokenizer training; larger corpora are sampled
+MAX_KNOWN_WORDS = 2**18  # of a side; frequent words are met first
 ORDER_FILE = "order"
 RUNS_FILE = "runs"
 MESSAGE_FILE = "message"
@@ -184,7 +186,7 @@ def encode_side(folder: Path, name: str, pairs: pa.Table, side: LanguageTokenize
         end = 0
         offsets_file.write(np.int64(0).tobytes())
         for texts in iterate_texts(pairs, name):
-            ids, lengths = encode_texts(to_list(texts), side, max_length)
+            ids, lengths = encode_texts(texts, side, max_length)
             ids_file.write(ids.tobytes())
             offsets_file.write((end + np.cumsum(lengths)).tobytes())
             end += len(ids)
@@ -192,18 +194,60 @@ def encode_side(folder: Path, name: str, pairs: pa.Table, side: LanguageTokenize
 
 
 def encode_texts(
-    texts: list[str], side: LanguageTokenizer, max_length: int, threads: int | None = None
+    texts: pa.Array, side: LanguageTokenizer, max_length: int, threads: int | None = None
 ) -> tuple[Array, Indices]:
     """Return the concatenated ids of texts, and the number of ids of each; none for a text that is only white space.
 
-    A text that must have more than `max_length` pieces is replaced by `max_length + 1` times `<unk>`, since encoding
-    extremely long lines could take longer than the rest of the corpus. `threads` is as in `LanguageTokenizer.encode`.
+    Texts are encoded word by word where that gives the same ids: this is three times as fast, since most words have
+    been met before. A text that must have more than `max_length` pieces is replaced by `max_length + 1` times `<unk>`,
+    since encoding extremely long lines could take longer than the rest of the corpus. `threads` is as in
+    `LanguageTokenizer.encode`.
     """
+    unfit = pc.or_(pc.match_substring_regex(texts, "^ |  | $"), pc.utf8_is_space(texts))
+    unfit = pc.or_(unfit, pc.greater(pc.utf8_length(texts), side.longest_piece * max_length))
+    by_line = unfit.to_numpy(zero_copy_only=False) | (not side.can_encode_by_word)
+    parts = [
+        encode_by_word(texts.filter(pa.array(~by_line)), side),
+        encode_by_line(to_list(texts.filter(pa.array(by_line))), side, max_length, threads),
+    ]
+    ids, lengths = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    in_parts = np.argsort(by_line, kind="stable")  # the texts in the order of the parts
+    starts, counts = np.empty((2, len(texts)), np.int64)
+    starts[in_parts], counts[in_parts] = np.cumsum(lengths) - lengths, lengths
+    return gather_ranges(ids, starts, counts), counts
+
+
+def encode_by_word(texts: pa.Array, side: LanguageTokenizer) -> tuple[Array, Indices]:
+    """Encode texts of words separated by single spaces, like `encode_texts`."""
+    split = pc.split_pattern(texts, " ")
+    words = split.flatten().dictionary_encode()
+    distinct_words, known = to_list(words.dictionary), side.known_words
+    new = [word for word in distinct_words if word not in known]
+    met = known | dict(zip(new, side.encode(new, threads=1), strict=True)) if new else known
+    if len(known) < MAX_KNOWN_WORDS:
+        known.update(met)
+    ids, ids_per_word = concatenate_ids([met[word] for word in distinct_words], side)
+    word_of_text = words.indices.to_numpy()
+    counts = ids_per_word[word_of_text]
+    lengths = np.diff(np.append(0, np.cumsum(counts))[split.offsets.to_numpy()])
+    return gather_ranges(ids, (np.cumsum(ids_per_word) - ids_per_word)[word_of_text], counts), lengths
+
+
+def encode_by_line(
+    texts: list[str], side: LanguageTokenizer, max_length: int, threads: int | None
+) -> tuple[Array, Indices]:
+    """Encode any texts, like `encode_texts`."""
     too_long = [len(text) > max_length and side.must_exceed(text, max_length) for text in texts]
     to_encode = ["" if skip or text.isspace() else text for text, skip in zip(texts, too_long, strict=True)]
     encoded = side.encode(to_encode, threads=threads)
     placeholder = [UNK] * (max_length + 1)
     return concatenate_ids([placeholder if skip else ids for skip, ids in zip(too_long, encoded, strict=True)], side)
+
+
+def gather_ranges(ids: Array, starts: Indices, lengths: Indices) -> Array:
+    """Concatenate the ranges of `ids` with these starts and lengths."""
+    offsets = np.cumsum(lengths) - lengths
+    return ids[np.repeat(starts - offsets, lengths) + np.arange(lengths.sum())]
 
 
 def concatenate_ids(sequences: Sequence[Sequence[int] | Array], side: LanguageTokenizer) -> tuple[Array, Indices]:

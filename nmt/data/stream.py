@@ -90,12 +90,12 @@ def encode_window(table: pa.Table, run: TrainRun, tokenizer: Tokenizer, start: s
     limit, sampling = run.data.max_length, run.tokenizer.sampling
     sides = []
     for name, side in zip(SIDES, (tokenizer.source, tokenizer.target), strict=True):
-        texts = to_list(table[name].combine_chunks())
+        texts = table[name].combine_chunks()
         ids, lengths = encode_texts(texts, side, limit, threads=1)
         if sampling:
             best = np.split(ids, np.cumsum(lengths)[:-1])
             ids, lengths = concatenate_ids(
-                sample_ids(texts, best, side, sampling, limit, f"{run.seed} {start} {name}", 0), side
+                sample_ids(to_list(texts), best, side, sampling, limit, f"{run.seed} {start} {name}", 0), side
             )
         sides.append(EncodedSide.build(ids, lengths))
     order, runs, message = order_pairs(np.stack([np.diff(side.offsets) for side in sides]), limit)

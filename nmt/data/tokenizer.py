@@ -107,6 +107,22 @@ class LanguageTokenizer:
         return bool(parse_model(self.model).trainer_spec.model_type == BPE)
 
     @cached_property
+    def can_encode_by_word(self) -> bool:
+        """Whether the ids of a line of words separated by single spaces are the concatenated ids of its words.
+
+        This holds if no piece contains an inner space and normalization does not depend on context. Unigram models are
+        excluded: they round sums of scores, so a line may be segmented differently than its words.
+        """
+        text = " \uff58  \ufb01 "  # nmt_nfkc would replace both letters
+        is_identity = self.processor.normalize(text) == SPACE_SYMBOL + text.replace(" ", SPACE_SYMBOL)
+        return self.is_bpe and is_identity and not any(SPACE_SYMBOL in piece[1:] for piece in self.vocabulary)
+
+    @cached_property
+    def known_words(self) -> dict[str, list[int]]:
+        """Ids of words that were met while encoding a corpus."""
+        return {}
+
+    @cached_property
     def longest_piece(self) -> int:
         """Characters of the longest ordinary piece."""
         return max(map(len, self.vocabulary), default=1)

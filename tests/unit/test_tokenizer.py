@@ -7,6 +7,8 @@ import sys
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from builders import SUBWORDS, TOKENIZER_TYPES, WORDS, make_sentences, make_tokenizer
 from hypothesis import given
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 
 from nmt.config import BOS, EOS, PAD, UNK, TokenizerConfig
 from nmt.data import tokenizer as module
+from nmt.data.encoding import encode_texts
 from nmt.data.tokenizer import Tokenizer, group_by_spaces, load_tokenizer, train_tokenizer
 from nmt.errors import UserError
 
@@ -121,6 +124,15 @@ def test_encoding_by_word_matches_encoding_of_line(type: str, lines: list[list[s
     actual, word_indices = side.encode_words([[[word] for word in line] for line in lines])
     assert actual == expected
     assert word_indices == [group_by_spaces(side.pieces(ids))[1] for ids in expected]
+
+
+@pytest.mark.parametrize(("type", "normalization"), [("bpe", "identity"), ("unigram", "identity"), ("bpe", "nmt_nfkc")])
+@given(texts=st.lists(st.lists(st.one_of(unusual_text, st.sampled_from(["▁", " ", "ein "]))).map("".join), min_size=1))
+def test_many_texts_are_encoded_like_each_line(type: str, normalization: str, texts: list[str]) -> None:
+    side = make_tokenizer(type, normalization=normalization).source
+    ids, lengths = encode_texts(pa.array(texts), side, max_length=1000)
+    expected = [[] if text.isspace() else side.processor.encode(text) for text in texts]
+    assert [list(part) for part in np.split(ids, np.cumsum(lengths)[:-1])] == expected
 
 
 @pytest.mark.parametrize(("type", "normalization"), [("bpe", "identity"), ("word", "identity"), ("bpe", "nmt_nfkc")])
