@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -76,6 +77,10 @@ def run_program(command: str, function: Command) -> None:
             if os.getpid() != main_pid:
                 raise
             return None
+        except Exception as error:  # a bug
+            if os.getpid() != main_pid:
+                error.add_note(traceback.format_exc())  # else lost on the way to the main process
+            raise
 
     code: Any = 0
     try:
