@@ -8,7 +8,6 @@ from typing import Any
 import yaml
 
 UNQUOTED_TEXT = re.compile(r"(\.{0,2}/)?[A-Za-z_][\w./-]*|/", re.ASCII)  # needs no quotes in Hydra and shells
-HYDRA_KEYWORDS = ("true", "false", "null", "nan", "inf")  # not strings if unquoted
 
 
 def escape_interpolations(value: Any) -> Any:
@@ -22,7 +21,7 @@ def escape_interpolations(value: Any) -> Any:
 
 def quote_for_hydra(text: str) -> str:
     """Quote a string for Hydra's grammar, unless it needs no quotes."""
-    if UNQUOTED_TEXT.fullmatch(text) and text.lower() not in HYDRA_KEYWORDS:
+    if UNQUOTED_TEXT.fullmatch(text) and text.lower() not in ("true", "false", "null", "nan", "inf"):
         return text
     # Backslashes are doubled before a quotation mark, and only there.
     escaped = re.sub(r'(\\*)("|\Z)', lambda match: 2 * match[1] + (match[2] and r"\""), escape_interpolations(text))

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 from nmt.errors import UserError, escape_controls
 from nmt.system.files import replacing_file
@@ -31,7 +31,7 @@ OPEN_FILES = ("/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/") 
 UTF8_BOM = b"\xef\xbb\xbf"
 NOT_UTF8 = "not UTF-8"
 COMPRESSION_BY_SUFFIX = {".gz": "gzip", ".zst": "zstd"}
-READ_ERRORS = (OSError, EOFError, zipfile.BadZipFile, zlib.error)
+READ_ERRORS = (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)  # RuntimeError: an encrypted zip
 MAX_LINE_BYTES = 2**24  # a file with a longer line is not text and would fill memory
 READ_BLOCK_BYTES = 2**16  # read at a time; the capacity of a pipe
 MAX_CHUNK_LINES = 4096  # lines in memory at a time
@@ -103,7 +103,11 @@ def open_binary(path: Path) -> Iterator[io.BufferedReader]:
         with ExitStack() as stack:
             stream: Any = stack.enter_context(open(archive or path, "rb"))
             if archive:
-                stream = stack.enter_context(open_zip_member(zipfile.ZipFile(stream), archive, path))
+                members = zipfile.ZipFile(stream)
+                found = [info for info in members.infolist() if member_path(archive, info.filename) == path]
+                if not found:
+                    raise UserError(f"{path} does not exist; {archive} has no such file")
+                stream = stack.enter_context(members.open(found[0]))
             if compression:
                 import pyarrow as pa  # takes 0.1 s, and most files are not compressed
 
@@ -111,16 +115,6 @@ def open_binary(path: Path) -> Iterator[io.BufferedReader]:
             yield io.BufferedReader(stream)
     except READ_ERRORS as error:
         raise make_read_error(path, error) from error
-
-
-def open_zip_member(file: zipfile.ZipFile, archive: Path, path: Path) -> IO[bytes]:
-    member = next((info for info in file.infolist() if member_path(archive, info.filename) == path), None)
-    if member is None:
-        raise UserError(f"{path} does not exist; {archive} has no such file")
-    try:
-        return file.open(member)
-    except RuntimeError as error:  # encrypted, or of an unknown compression
-        raise make_read_error(path, error) from None
 
 
 def member_path(archive: Path, name: str) -> Path:

@@ -48,11 +48,7 @@ def compute_loss(run: TrainRun, model: Seq2Seq, batch: Batch, update_2: Tensor) 
 
 
 def add_attention_losses(
-    config: TrainConfig,
-    batch: Batch,
-    total: Tensor,
-    weights_BTS: Tensor | None,
-    fraction_done: Tensor,
+    config: TrainConfig, batch: Batch, total: Tensor, weights_BTS: Tensor | None, fraction_done: Tensor
 ) -> Tensor:
     """Add the losses of `train.coverage_loss` and `train.guided_alignment` to `total`.
 
