@@ -366,7 +366,7 @@ def check_search(setting: Setting, name: str, cell: str) -> Iterator[Values]:
         for kind, options in SEARCH_OPTIONS.items():
             config = SearchConfig(**{"max_length": 20} | options)
             for _ in range(2):
-                results = sorted(search_translations(quick, *source, config, batch_size=12, **given))
+                results = sorted(search_translations(quick, *source, config, **given))
                 best = [one for _, several in results for one in several]
                 found.setdefault(kind, []).append([(one.tokens, one.score) for one in best])
         forced = score_targets(quick, *source, batch.target_BT)

@@ -37,6 +37,7 @@ from nmt.config import (
     LinksConfig,
     ModelConfig,
     OptimConfig,
+    SearchConfig,
     SelfAttentionConfig,
     TokenizerConfig,
     TrainConfig,
@@ -61,7 +62,7 @@ from nmt.data.tokenizer import Tokenizer, train_tokenizer
 from nmt.data.toy.corpus import generate
 from nmt.decoding.alignment import choose_alignment_format
 from nmt.decoding.beams import Hypothesis
-from nmt.decoding.search import search_translations
+from nmt.decoding.search import Literals, search_translations
 from nmt.model.kernels.cuda_graphs import list_tensors
 from nmt.model.reference import CELL_SPECS
 from nmt.model.seq2seq import Seq2Seq, build_model
@@ -658,10 +659,25 @@ HOSTILE = [
 ]
 
 
-def search(*arguments: Any, **options: Any) -> list[list[Hypothesis]]:
-    """Return the results of `search_translations` in the order of the sentences."""
-    results = dict(search_translations(*arguments, **options))
-    return [results[sentence] for sentence in range(len(results))]
+def search(
+    model: Any,
+    source_BS: Tensor,
+    length_B: Tensor,
+    config: SearchConfig,
+    keep_weights: bool = False,
+    prefixes: list[list[int]] | None = None,
+    literals: Literals | None = None,
+    batch_size: int | None = None,
+) -> list[list[Hypothesis]]:
+    """Return the results of `search_translations` in the order of the sentences, `batch_size` at a time."""
+    results: list[list[Hypothesis]] = []
+    for start in range(0, len(source_BS), batch_size or len(source_BS)):
+        rows = slice(start, start + (batch_size or len(source_BS)))
+        source = source_BS[rows, : int(length_B[rows].max())], length_B[rows]
+        given = prefixes and prefixes[rows], literals and literals._replace(of_sentences=literals.of_sentences[rows])
+        found = dict(search_translations(model, *source, config, keep_weights, *given))
+        results += [found[sentence] for sentence in range(len(found))]
+    return results
 
 
 def round_weights(model: Seq2Seq) -> None:

@@ -14,18 +14,12 @@ from nmt.system.logging import log
 
 
 def run_in_batches(
-    run: Callable[[list[int], int], Any],
-    lengths: Sequence[int],
-    tokens: int,
-    width: int = 1,
-    batches_per_call: int = 1,
-    remedy: str = "",
+    run: Callable[[list[int]], Any], lengths: Sequence[int], tokens: int, width: int = 1, remedy: str = ""
 ) -> None:
-    """Call `run(rows, size)` until all rows of this process's share are done.
+    """Call `run(rows)` until all rows of this process's share are done.
 
-    The rows of a call have similar lengths and are sorted by decreasing length. There are up to
-    `batches_per_call * size` of them, to be processed `size` at a time, as many as `choose_batch_size` says. If memory
-    is too small, sizes are halved from there on, and the call is repeated with fewer rows.
+    The rows of a call have similar lengths and are sorted by decreasing length. There are as many of them as
+    `choose_batch_size` says. If memory is too small, they are halved from there on, and the call is repeated.
 
     Raises:
         UserError: memory is too small for a single row. `remedy` ends the message.
@@ -34,20 +28,15 @@ def run_in_batches(
     max_size = len(remaining)
 
     def run_first(rows: list[int], size: int) -> int:
-        rows = rows[: batches_per_call * size]
-        run(rows, size)
-        return len(rows)
+        run(rows[:size])
+        return len(rows[:size])
 
     while remaining:
         longest = lengths[remaining[0]]
         full_size = choose_batch_size(longest, width, tokens)
         size = min(full_size, max_size, len(remaining))
         # Leave out much shorter lines, which can be processed in larger batches.
-        rows = [
-            row
-            for row in remaining[: batches_per_call * size]
-            if choose_batch_size(lengths[row], width, tokens) < 2 * full_size
-        ]
+        rows = [row for row in remaining[:size] if choose_batch_size(lengths[row], width, tokens) < 2 * full_size]
         error = UserError(f"out of memory for one line of {longest + 1:,} pieces{remedy}", any_rank=True)
         num_done, fitting_size = halve_until_it_fits(partial(run_first, rows), size, error)
         if fitting_size < size:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from nmt.config import BOS, PAD, SearchConfig
 from nmt.model.numerics import accumulation_dtype
-from nmt.model.parts import replace_rows, resize_last, round_up_room, select_rows
+from nmt.model.parts import resize_last, round_up_room, select_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,6 @@ class Beams(NamedTuple):
         weights_BKTS = None if self.weights_BKTS is None else F.pad(self.weights_BKTS, (0, 0, 0, missing))
         return self._replace(tokens_BKT=resize_last(self.tokens_BKT, room, PAD), weights_BKTS=weights_BKTS)
 
-    def resize_source(self, positions: int) -> "Beams":
-        """Return beams with this many source positions. Padding counts as covered."""
-        return self._replace(
-            coverage_BKS=resize_last(self.coverage_BKS, positions, value=1),
-            weights_BKTS=resize_last(self.weights_BKTS, positions),
-        )
-
 
 class SearchInputs(NamedTuple):
     """What is given for the search of each sentence in the batch, besides the source."""
@@ -87,11 +80,6 @@ class ActiveBatch(NamedTuple):
         parts = zip(self._fields, self, strict=True)
         return ActiveBatch(*(select_rows(part, self.rows_of(name, rows_B)) for name, part in parts))
 
-    def replace(self, rows_B: Tensor, new: "ActiveBatch") -> "ActiveBatch":
-        """Return the batch with new sentences in these rows, in place. They must have the same room and positions."""
-        parts = zip(self._fields, self, new, strict=True)
-        return ActiveBatch(*(replace_rows(part, self.rows_of(name, rows_B), other) for name, part, other in parts))
-
     def rows_of(self, name: str, rows_B: Tensor) -> Tensor:
         """Return the rows that a field has for the given sentences: the state has one for each hypothesis."""
         if name != "state":
@@ -102,16 +90,6 @@ class ActiveBatch(NamedTuple):
     def make_room(self, tokens: int) -> "ActiveBatch":
         """Return the batch with room for this many target tokens of each hypothesis, rounded up."""
         return self._replace(state=self.state.make_room(tokens), beams=self.beams.make_room(tokens))
-
-    def resize_source(self, positions: int) -> "ActiveBatch":
-        """Return the batch with this many source positions, the last ones padding. No sentence may be longer."""
-        if positions == self.memory.positions:
-            return self
-        return self._replace(
-            memory=self.memory.resize_source(positions),
-            state=self.state.resize_source(positions),
-            beams=self.beams.resize_source(positions),
-        )
 
 
 def init_beams(length_B: Tensor, positions: int, config: SearchConfig, keep_weights: bool, dtype: torch.dtype) -> Beams:

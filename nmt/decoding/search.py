@@ -1,4 +1,4 @@
-"""Search: the loop of steps over a batch of sentences, in which waiting ones take the places of those that are done.
+"""Search: the loop of steps over a batch of sentences, which gets smaller as sentences are done.
 
 `search_translations` is the loop for beam search, greedy search and sampling; `advance` in `step.py` is one step.
 `score_targets` reads given translations instead, which is forced decoding.
@@ -26,7 +26,6 @@ from nmt.model.numerics import accumulation_dtype
 from nmt.model.parts import resize_last, select_rows
 
 LENGTH_MULTIPLE = 16  # on a GPU, lengths are padded to a multiple of this number of positions
-REFILL_DIVISOR = 16  # refill a batch when 1 / REFILL_DIVISOR of it is done; every refill copies tensors
 
 
 class Literals(NamedTuple):
@@ -45,7 +44,6 @@ def search_translations(
     config: SearchConfig,
     keep_weights: bool = False,
     prefixes: Sequence[Sequence[int]] | None = None,
-    batch_size: int | None = None,
     literals: Literals | None = None,
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """Translate sentences, and yield the index of each and its n best hypotheses, best first, once it is done.
@@ -54,62 +52,31 @@ def search_translations(
         length_B: source lengths in pieces.
         keep_weights: whether hypotheses get attention weights.
         prefixes: target tokens that the hypotheses of each sentence start with.
-        batch_size: sentences to search at a time; None: all. They are taken in order. Sort them by decreasing length,
-            so that source positions can be dropped as sentences get shorter.
         literals: the literal pieces that the hypotheses of each sentence must have.
     """
     device = source_BS.device
-    batch_size = min(batch_size or len(source_BS), len(source_BS))
-    if batch_size == len(source_BS):  # no others wait for the idle rows that fill up the batch
-        batch_size = choose_first_size(batch_size, device)
     inputs = init_inputs(source_BS, length_B, config, model.dtype, prefixes, literals)
-    batches = encode_sentences(model, source_BS, inputs, config, keep_weights, batch_size)
-    waiting = WaitingSentences(batches, max(batch_size, len(source_BS)))
+    batch = encode_sentences(model, source_BS, inputs, config, keep_weights)
     count_done = AsyncCounter(delayed=device.type == "cuda")
-    batch = waiting.take(batch_size)
-    most_steps = 1  # of all sentences in the batch
+    steps = 1
     graphed_step: AbstractContextManager[Callable[..., Any]] = nullcontext(partial(advance, model, config))
     if isinstance(model, GraphedModel):
         graphed_step = model.graphed(advance, replace(config, seed=1, batch_tokens=None))  # without what a step ignores
     with graphed_step as step:
         while True:
-            most_steps += 1
-            batch = batch.make_room(most_steps)
+            steps += 1
+            batch = batch.make_room(steps)
             state, beams, done_B, num_done = step(batch.state, batch.beams, batch.memory, batch.inputs)
             batch = batch._replace(state=state, beams=beams)
-            num_active = len(done_B) - count_done(num_done)
-            size = min(round_up_batch_size(num_active + len(waiting), device), batch_size)
-            should_refill = len(waiting) > 0 and size - num_active >= max(1, size // REFILL_DIVISOR)
-            if size == len(done_B) and not should_refill:
+            if round_up_batch_size(len(done_B) - count_done(num_done), device) >= len(done_B):
                 continue
             yield from return_hypotheses(batch, done_B, config)
-            num_active = len(done_B) - int(done_B.sum())  # `count_done` may be late
-            size = min(round_up_batch_size(num_active + len(waiting), device), batch_size)
+            size = round_up_batch_size(len(done_B) - int(done_B.sum()), device)  # `count_done` may be late
             if not size:
                 return
-            # Where too few sentences wait, some that are done stay in the batch, behind the others.
-            num_new = min(size - num_active, len(waiting))
-            rows_B = done_B.nonzero().squeeze(1)
-            if size < len(done_B):
+            if size < len(done_B):  # some that are done may stay in the batch, behind the others
                 batch = batch.select(done_B.int().argsort(stable=True)[:size])
-                rows_B = torch.arange(num_active, size, device=device)
-            if num_new:
-                batch = replace_sentences(batch, rows_B, waiting.take(num_new))
-            most_steps = int(batch.beams.step_B.max())
             count_done.reset()
-
-
-def replace_sentences(batch: ActiveBatch, rows_B: Tensor, new: ActiveBatch) -> ActiveBatch:
-    """Return a batch in which new sentences have the first of the given rows.
-
-    It has as many source positions as the longest sentence needs. The tensors of the old batch are overwritten.
-    """
-    rows_B = rows_B[: len(new.sentence_B)]
-    is_kept_B = torch.ones_like(batch.sentence_B, dtype=torch.bool).index_fill_(0, rows_B, False)
-    longest = torch.cat([batch.inputs.source_length_B[is_kept_B], new.inputs.source_length_B]).max()
-    positions = round_up_length(int(longest), rows_B.device)
-    steps = batch.beams.tokens_BKT.shape[2]
-    return batch.resize_source(positions).replace(rows_B, new.make_room(steps).resize_source(positions))
 
 
 def return_hypotheses(
@@ -123,50 +90,22 @@ def return_hypotheses(
 
 
 def encode_sentences(
-    model: SearchModel,
-    source_BS: Tensor,
-    inputs: SearchInputs,
-    config: SearchConfig,
-    keep_weights: bool,
-    batch_size: int,
-) -> Iterator[ActiveBatch]:
-    """Encode sentences, `batch_size` at a time, and yield them with the first token of their hypotheses decoded.
+    model: SearchModel, source_BS: Tensor, inputs: SearchInputs, config: SearchConfig, keep_weights: bool
+) -> ActiveBatch:
+    """Encode sentences and decode the first token of their hypotheses.
 
-    If the batch is larger than all of them, idle copies of a sentence fill it up.
+    On a GPU, idle copies of a sentence fill up the batch, since a new shape costs more there.
     """
     count, device = len(source_BS), source_BS.device
-    for sentence_B in torch.arange(max(batch_size, count), device=device).split(batch_size):
-        is_idle_B, rows_B = sentence_B >= count, sentence_B.clamp(max=count - 1)
-        given = select_rows(inputs, rows_B)
-        given = given._replace(max_length_B=given.max_length_B.masked_fill(is_idle_B, 0))
-        length_B = given.source_length_B
-        positions = round_up_length(int(length_B.max()), device)
-        memory, state = model.start(resize_last(source_BS[rows_B], positions, PAD), length_B)
-        beams = init_beams(length_B, positions, config, keep_weights and model.attends, model.dtype)
-        state, beams, *_ = advance(model, config, state, beams, memory, given)
-        yield ActiveBatch(sentence_B.masked_fill(is_idle_B, -1), memory, state, beams, given).make_room(1)
-
-
-class WaitingSentences:
-    """`count` sentences whose search has not begun, from the batches of `encode_sentences`."""
-
-    def __init__(self, batches: Iterator[ActiveBatch], count: int) -> None:
-        self.batches, self.count = batches, count
-        self.batch: ActiveBatch | None = None  # the last one that was encoded
-        self.row = 0  # its first sentence that waits
-
-    def __len__(self) -> int:
-        return self.count
-
-    def take(self, count: int) -> ActiveBatch:
-        """Return the next sentences, after their first step: at most `count`, and at least one."""
-        if self.batch is None or self.row == len(self.batch.sentence_B):
-            self.batch, self.row = next(self.batches), 0
-        end = min(self.row + count, len(self.batch.sentence_B))
-        taken = self.batch.select(torch.arange(self.row, end, device=self.batch.sentence_B.device))
-        self.count -= end - self.row
-        self.row = end
-        return taken
+    sentence_B = torch.arange(choose_first_size(count, device), device=device)
+    is_idle_B, rows_B = sentence_B >= count, sentence_B.clamp(max=count - 1)
+    inputs = select_rows(inputs, rows_B)
+    inputs = inputs._replace(max_length_B=inputs.max_length_B.masked_fill(is_idle_B, 0))
+    positions = round_up_length(int(inputs.source_length_B.max()), device)
+    memory, state = model.start(resize_last(source_BS[rows_B], positions, PAD), inputs.source_length_B)
+    beams = init_beams(inputs.source_length_B, positions, config, keep_weights and model.attends, model.dtype)
+    state, beams, *_ = advance(model, config, state, beams, memory, inputs)
+    return ActiveBatch(sentence_B.masked_fill(is_idle_B, -1), memory, state, beams, inputs)
 
 
 def init_inputs(

@@ -28,8 +28,8 @@ class SearchModel(Protocol):
     """The interface of a model to the search.
 
     The encoder memory and the decoder state are opaque nested tuples of tensors with a row for each sentence, or for
-    each hypothesis. Both have `resize_source(positions)`. The memory has `positions`, the state `make_room(positions)`,
-    which `decode` needs from the second call on.
+    each hypothesis. The memory has `positions`, the state `make_room(positions)`, which `decode` needs from the second
+    call on.
     """
 
     dtype: torch.dtype

@@ -31,7 +31,6 @@ from nmt.system.logging import log
 from nmt.system.messages import format_first_lines, pluralize
 
 R = TypeVar("R")
-BATCHES_PER_SEARCH = 8  # batches passed to one search, in which waiting sentences replace those that are done
 SENTENCE_END_MARKS = tuple(".!?;:。！？；…")
 FULL_WIDTH_END_MARKS = tuple("。！？；…")  # need no space after them
 CONTINUATION_BYTE = re.compile("<0x[89AB][0-9A-F]>")  # the piece of a byte of UTF-8 that does not begin a character
@@ -106,7 +105,7 @@ class Translator:
         if config.n_best > 1 and not config.sample:
             config = replace(config, n_best=config.beam)  # different pieces may spell the same text
 
-        def translate_batch(rows: list[int], size: int) -> Iterator[tuple[int, list[Translation]]]:
+        def translate_batch(rows: list[int]) -> Iterator[tuple[int, list[Translation]]]:
             chosen = [parts[row] for row in rows]
             ids = [part.ids for part in chosen]
             batch = make_batch(ids).to(self.device)
@@ -117,14 +116,13 @@ class Translator:
                 config,
                 keep_weights,
                 prefixes=[part.prefix_ids for part in chosen],
-                batch_size=size,
                 literals=self.rewriter.find_required(ids, [part.rewritten.prefix for part in chosen]),
             ):
                 options = [self.to_translation(ids[index], found, chosen[index].rewritten) for found in hypotheses]
                 yield rows[index], options if config.sample else drop_duplicate_texts(options)[: self.config.n_best]
 
         lengths = [len(part.ids) for part in parts]
-        return self.run_in_batches(lengths, config.width, translate_batch, progress, BATCHES_PER_SEARCH)
+        return self.run_in_batches(lengths, config.width, translate_batch, progress)
 
     def split_lines(self, lines: Sequence[str], prefixes: Sequence[str] | None, first_line: int) -> list[LinePart]:
         """Return the parts to translate: none for an empty line, several for a line that is too long.
@@ -276,7 +274,7 @@ class Translator:
     ) -> list[Hypothesis]:
         """Score pairs of sentences given as ids."""
 
-        def score_batch(rows: list[int], size: int) -> Iterator[tuple[int, Hypothesis]]:
+        def score_batch(rows: list[int]) -> Iterator[tuple[int, Hypothesis]]:
             batch = make_batch([source_ids[row] for row in rows], [target_ids[row] for row in rows]).to(self.device)
             hypotheses = score_targets(
                 self.model, batch.source_BS, batch.source_length_B, batch.target_BT, keep_weights
@@ -290,11 +288,10 @@ class Translator:
         self,
         lengths: Sequence[int],
         width: int,
-        run: Callable[[list[int], int], Iterable[tuple[int, R]]],
+        run: Callable[[list[int]], Iterable[tuple[int, R]]],
         progress: bool,
-        batches_per_call: int = 1,
     ) -> list[R]:
-        """Return the results of rows with the given lengths, for which `run(rows, size)` yields pairs (row, result).
+        """Return the results of rows with the given lengths, for which `run(rows)` yields pairs (row, result).
 
         The processes of a job share the rows, and all of them get all results.
         """
@@ -305,12 +302,12 @@ class Translator:
         share = len(shard(range(len(lengths))))
         with tqdm(total=share, unit=" lines", disable=None if progress and not rank() else True) as bar:
 
-            def collect(rows: list[int], size: int) -> None:
-                for row, result in run(rows, size):
+            def collect(rows: list[int]) -> None:
+                for row, result in run(rows):
                     results[row] = result
                     bar.update(len(results) - bar.n)  # after an error, rows are processed again
 
-            run_in_batches(collect, lengths, tokens, width, batches_per_call, remedy)
+            run_in_batches(collect, lengths, tokens, width, remedy)
         for part in all_gather(results):
             results.update(part)
         return [results[row] for row in range(len(lengths))]

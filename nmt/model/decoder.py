@@ -24,7 +24,6 @@ from nmt.config.model import LayerAndHead, ModelConfig
 from nmt.model.attention import Attention, AttentionContext, NoAttention
 from nmt.model.kernels import KERNELS
 from nmt.model.numerics import tanh
-from nmt.model.parts import resize_last
 from nmt.model.reference import RNNState
 from nmt.model.windows import Memory
 
@@ -40,10 +39,6 @@ class RecurrentState(NamedTuple):
     def make_room(self, positions: int) -> "RecurrentState":
         """Return the state itself: a recurrent state does not grow."""
         return self
-
-    def resize_source(self, positions: int) -> "RecurrentState":
-        """Return a copy with this many source positions, of which the last are padding."""
-        return self._replace(coverage_NS=resize_last(self.coverage_NS, positions))
 
 
 class Bridge(nn.Module):

@@ -39,11 +39,6 @@ def select_rows(tree: Any, rows: Tensor) -> Any:
     return map_tensors(lambda tensor: tensor.index_select(0, rows), tree)
 
 
-def replace_rows(tree: Any, rows: Tensor, new: Any) -> Any:
-    """Overwrite the given rows of each tensor of nested tuples by those of `new`, and return them as new tuples."""
-    return map_tensors(lambda tensor, other: tensor.index_copy_(0, rows, other), tree, new)
-
-
 class Parts(tuple[Any, ...]):
     """A tuple of memories or decoder states, with the same methods as a single one."""
 
@@ -56,6 +51,3 @@ class Parts(tuple[Any, ...]):
         parts = Parts(part.make_room(positions) for part in self)
         # CUDA graphs copy a state that is not the object that the last step returned.
         return self if all(new is part for new, part in zip(parts, self, strict=True)) else parts
-
-    def resize_source(self, positions: int) -> "Parts":
-        return Parts(part.resize_source(positions) for part in self)

@@ -17,7 +17,7 @@ from nmt.config.model import LayerAndHead, ModelConfig
 from nmt.model.attention import Attention, AttentionContext
 from nmt.model.kernels import KERNELS
 from nmt.model.numerics import accumulation_dtype
-from nmt.model.parts import Parts, resize_last, round_up_room
+from nmt.model.parts import Parts, round_up_room
 from nmt.model.windows import Memory, build_memory
 
 
@@ -154,11 +154,6 @@ class TransformerState(NamedTuple):
         if room in (0, round_up_room(positions)):
             return self
         return self._replace(layers=tuple(layer.resize(round_up_room(positions)) for layer in self.layers))
-
-    def resize_source(self, positions: int) -> "TransformerState":
-        """Return a copy with this many source positions, of which the last are padding."""
-        layers = (layer._replace(coverage_NS=resize_last(layer.coverage_NS, positions)) for layer in self.layers)
-        return self._replace(layers=tuple(layers))
 
 
 class TransformerDecoderLayer(nn.Module):

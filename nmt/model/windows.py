@@ -9,12 +9,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from nmt.config.model import AttentionConfig
 from nmt.model.kernels import Kernels
 from nmt.model.numerics import accumulation_dtype, init_uniform_, tanh
-from nmt.model.parts import resize_last
 from nmt.model.reference import LinearFn
 
 MASK_BIAS = -1e30  # added to the scores of hidden positions; finite, to avoid NaN if all positions are hidden
@@ -35,15 +33,6 @@ class Memory(NamedTuple):
     def positions(self) -> int:
         """The number of source positions S."""
         return self.bias_BS.shape[1]
-
-    def resize_source(self, positions: int) -> "Memory":
-        """Return a copy with this many source positions, of which the last are padding. No sentence may be longer."""
-        values_BHSM, keys_BHSA = (
-            F.pad(part, (0, 0, 0, positions - self.positions)).contiguous()
-            for part in (self.values_BHSM, self.keys_BHSA)
-        )
-        bias_BS = resize_last(self.bias_BS, positions, MASK_BIAS)
-        return Memory(values_BHSM, keys_BHSA, self.length_B, bias_BS)
 
 
 def build_memory(values_BHSM: Tensor, keys_BHSA: Tensor, length_B: Tensor, max_positions: int | None = None) -> Memory:

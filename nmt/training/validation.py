@@ -104,7 +104,7 @@ def evaluate_loss(model: Seq2Seq, tokenizer: Tokenizer, pairs: pa.Table, device:
         )
     totals = np.zeros(4)  # nats, correct, tokens, entropy
 
-    def add_batch(places: list[int], _: int) -> None:
+    def add_batch(places: list[int]) -> None:
         rows = [kept[place] for place in places]
         batch = make_batch([sources[row] for row in rows], [targets[row] for row in rows]).to(device)
         loss, weights_BTS = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT)

@@ -127,13 +127,13 @@ def test_out_of_memory_halves_batch(
     expected = [translation.text for translation in model.translate(LINES * 4)]
     search_translations, max_batch, calls = translator.search_translations, 2, 0
 
-    def search_with_limited_batch(*arguments: Any, batch_size: int, **options: Any) -> Iterator[Any]:
+    def search_with_limited_batch(*arguments: Any, **options: Any) -> Iterator[Any]:
         nonlocal calls
         calls += 1
-        results = search_translations(*arguments, batch_size=batch_size, **options)
+        results = search_translations(*arguments, **options)
         if calls == 2:
             yield next(results)
-        if batch_size > max_batch:
+        if len(arguments[1]) > max_batch:
             raise error
         yield from results
 
@@ -141,10 +141,10 @@ def test_out_of_memory_halves_batch(
     assert [translation.text for translation in model.translate(LINES * 4)] == expected
     assert "out of memory for 8 lines at a time" in caplog.text
 
-    def search_single_lines_only(*arguments: Any, batch_size: int, **options: Any) -> Iterator[Any]:
-        if batch_size > 1:
+    def search_single_lines_only(*arguments: Any, **options: Any) -> Iterator[Any]:
+        if len(arguments[1]) > 1:
             raise error
-        yield from search_translations(*arguments, batch_size=batch_size, **options)
+        yield from search_translations(*arguments, **options)
 
     monkeypatch.setattr(translator, "search_translations", search_single_lines_only)
     assert [translation.text for translation in model.translate(LINES * 4)] == expected

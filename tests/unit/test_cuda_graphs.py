@@ -71,8 +71,7 @@ def search_all(model: Any, config: SearchConfig, literals: Literals | None, batc
     """Search on all sentences at once, or on `batch_size` at a time."""
     prefixes = [[], [5], [], [7, 7], [], [], [4, 5, 6], [], [9], [], [], []]
     source_BS, length_B, _ = make_ragged_batch(SENTENCES)
-    options = {"prefixes": prefixes, "batch_size": batch_size, "literals": literals}
-    return search(model, source_BS, length_B, config, True, **options)
+    return search(model, source_BS, length_B, config, True, prefixes, literals, batch_size)
 
 
 def assert_same_hypotheses(expected: Any, other: Any, config: SearchConfig, literals: Literals | None) -> None:
@@ -176,7 +175,7 @@ def test_searches_at_the_same_time_use_different_graphs(monkeypatch: pytest.Monk
     use_gpu_shapes(monkeypatch)
     graphed = GraphedModel(model)
     for _ in range(3):
-        searches = [search_translations(graphed, source_BS, length_B, config, batch_size=4) for config in configs]
+        searches = [search_translations(graphed, source_BS, length_B, config) for config in configs]
         found: list[list[Any]] = [[], []]
         for results in itertools.zip_longest(*searches):  # a result of each in turn
             for several, result in zip(found, results, strict=True):

@@ -194,19 +194,16 @@ ATTENTION_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-REFILLED = sorted({*itertools.product([*ATTENTION_OPTIONS, "two models"], SEARCH_OPTIONS)} - {("none", "coverage")})
+BATCHED = sorted({*itertools.product([*ATTENTION_OPTIONS, "two models"], SEARCH_OPTIONS)} - {("none", "coverage")})
 
 
 @pytest.mark.parametrize(
     ("kernels", "attention_name", "options"),
-    [(("fast", "reference")[sum(map(len, case)) % 2], *case) for case in REFILLED],  # all pairs of the three
+    [(("fast", "reference")[sum(map(len, case)) % 2], *case) for case in BATCHED],  # all pairs of the three
     indirect=["kernels"],
 )
-def test_refilling_finished_rows_does_not_change_results(
-    options: str, attention_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Compare tokens, scores and weights of searches that refill the batch with a search of all sentences at once."""
-    monkeypatch.setattr("nmt.decoding.search.REFILL_DIVISOR", 3)  # refill only after several sentences are done
+def test_batches_do_not_change_results(options: str, attention_name: str) -> None:
+    """Compare tokens, scores and weights of searches in batches with a search of all sentences at once."""
     if attention_name == "two models":
         model: Any = Ensemble([sharpen(make_model()), sharpen(make_model("gnmt", "gru"))])
     else:
@@ -273,19 +270,6 @@ def watch_tokens(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
     monkeypatch.setattr(search_module, "advance", watch_and_advance)
     return shapes
-
-
-@pytest.mark.parametrize("style", ["luong", "transformer"])
-def test_room_for_a_long_translation_is_dropped(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After it, other sentences take the places of those that are done."""
-    monkeypatch.setattr("nmt.model.parts.ROOM_MULTIPLE", 4)
-    shapes = watch_tokens(monkeypatch)
-    source_BS, length_B, _ = make_ragged_batch((5,) * 30)
-    config = SearchConfig(beam=2, max_ratio=0, max_length=60)  # 20 tokens after the prefix
-    prefixes = [[4] * 40, *[[4]] * 29]
-    results = search(sharpen(make_model(style)), source_BS, length_B, config, prefixes=prefixes, batch_size=2)
-    rooms = [room for *_, room in shapes]
-    assert len(results[0][0].tokens) > 40 < max(rooms) and rooms[-1] <= 24
 
 
 @pytest.mark.parametrize("options", SEARCH_OPTIONS)
