@@ -18,9 +18,11 @@ from nmt.decoding.translator import Translator
 from nmt.errors import UserError
 from nmt.model.ensemble import Ensemble
 from nmt.model.kernels.cuda_graphs import with_cuda_graphs
-from nmt.runs.checkpoint import load_model
+from nmt.page.export import build_page
+from nmt.runs.checkpoint import export_model, load_model
 from nmt.system.command_line import build_config, to_dataclasses
 from nmt.system.device import choose_device, choose_precision, prepare_model
+from nmt.system.text import open_output
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class Model:
     """
 
     translator: Translator
+    paths: list[str]  # as given to `load`
+    average: int
 
     def translate(
         self, lines: Iterable[str], weights: bool = False, prefixes: Iterable[str] | None = None
@@ -84,6 +88,15 @@ class Model:
         target_words = [line.split() for line in target_lines]
         return self.translator.align(source_words, target_words, segment=True)
 
+    def export(self, path: str | Path) -> None:
+        """Export the model to a page that translates, if the path ends in `.html`, or else to a new folder.
+
+        The checkpoint is read again, in full precision. The page follows the settings of search.
+        """
+        if len(self.paths) > 1:
+            raise UserError("an ensemble of several models cannot be exported; export each model")
+        export_checkpoint(self.paths[0], str(path), self.average, self.translator.config)
+
 
 def load(
     checkpoint: str | Path | Sequence[str | Path],
@@ -109,7 +122,8 @@ def load(
     settings = {"checkpoint": paths, "device": device, "precision": precision, "average": average, "search": search}
     command: TranslateRun = to_dataclasses(build_config(TranslateRun, settings))
     device_to_use = choose_device(command.device)
-    return Model(open_translator(paths, device_to_use, command.precision, command.average, command.search))
+    translator = open_translator(paths, device_to_use, command.precision, command.average, command.search)
+    return Model(translator, paths, command.average)
 
 
 def open_translator(
@@ -140,6 +154,21 @@ def open_translator(
         device,
         training_data[0].languages,
     )
+
+
+def export_checkpoint(checkpoint: str, output: str, average: int, search: SearchConfig) -> None:
+    """Export a model to a page or to a folder, for `Model.export` and `nmt.export`.
+
+    Raises:
+        UserError: the checkpoint cannot be read, the output cannot be written, or a setting of search does not work in
+            a page.
+    """
+    model, tokenizer, config, *_ = load_model(checkpoint, average)
+    if output.lower().endswith(".html"):
+        with open_output(output) as file:
+            file.write(build_page(model, tokenizer, config, search).encode())
+    else:
+        export_model(model, tokenizer, config, Path(output))
 
 
 def check_lines(*sides: Iterable[str]) -> list[list[str]]:

@@ -7,16 +7,12 @@ python -m nmt.export --help
 """
 
 import nmt.system.startup  # noqa: F401  # isort: skip  before anything that imports torch
-from pathlib import Path
-
+from nmt.api import export_checkpoint
 from nmt.config import ExportRun
 from nmt.hub.push import push_model
-from nmt.page.export import build_page
-from nmt.runs.checkpoint import export_model, load_model
 from nmt.system.cli import main
 from nmt.system.hub_client import is_hub_address
 from nmt.system.logging import log
-from nmt.system.text import open_output
 
 
 @main("export")
@@ -26,12 +22,7 @@ def export(command: ExportRun) -> None:
         commit = push_model(command.checkpoint, output, command.license, command.average)
         log.info(f"published {command.checkpoint} as {commit}")
         return
-    model, tokenizer, config, *_ = load_model(command.checkpoint, command.average)
-    if output.lower().endswith(".html"):
-        with open_output(output) as file:
-            file.write(build_page(model, tokenizer, config, command.search).encode())
-    else:
-        export_model(model, tokenizer, config, Path(output))
+    export_checkpoint(command.checkpoint, output, command.average, command.search)
     log.info(f"exported {command.checkpoint} to {output}")
 
 

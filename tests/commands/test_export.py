@@ -57,6 +57,10 @@ def test_command_writes_page_or_folder(home: Path) -> None:
     assert process.returncode == 0 and not process.stdout
     page = PageReader((home / "a b.html").read_text(encoding="utf-8"))
     assert page.text["h1"].strip() == "de → en" and page.data["search"]["beam"] == 5
+    nmt.load(home / "runs/mine", average=2).export(home / "from_python.html")
+    assert (home / "from_python.html").read_bytes() == (home / "a b.html").read_bytes()
+    with pytest.raises(nmt.UserError, match="export each model"):
+        nmt.load([home / "runs/mine"] * 2).export(home / "both.html")
     run_ok("export", "checkpoint=runs/mine", "output=shared", folder=home)
     assert nmt.load(home / "shared").translate(LINES) == nmt.load(home / "runs" / "mine").translate(LINES)
     run_ok(
