@@ -129,7 +129,7 @@ def load(
 def open_translator(
     paths: list[str], device: torch.device, precision: str, average: int, search: SearchConfig
 ) -> Translator:
-    """Load models and return their translator, for `load` and `nmt.translate`.
+    """Load models and return their translator, for `load` and the commands that translate or align.
 
     Raises:
         UserError: a model cannot be read, or models have different vocabularies or opposite directions.

@@ -78,7 +78,6 @@ from nmt.training.state import TrainState, resume
 from nmt.training.step import measure_batch
 
 ROOT = Path(__file__).resolve().parent.parent
-SHARED = ROOT.parent / "shared" / "data"  # real corpora beside the checkout, if available
 # Before Hydra runs a command it composes all settings once more, only to read `hydra.mode`, which no test sets. Without
 # that a short command takes a tenth to a fifth less time. Commands in a new interpreter still do it.
 Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]

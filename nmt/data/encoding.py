@@ -200,8 +200,8 @@ def encode_texts(
 
     Texts are encoded word by word where that gives the same ids: this is three times as fast, since most words have
     been met before. A text that must have more than `max_length` pieces is replaced by `max_length + 1` times `<unk>`,
-    since encoding extremely long lines could take longer than the rest of the corpus. `threads` is as in
-    `LanguageTokenizer.encode`.
+    since encoding extremely long lines could take longer than the rest of the corpus. `threads` is for texts that are
+    encoded by line, as in `LanguageTokenizer.encode`.
     """
     unfit = pc.or_(pc.match_substring_regex(texts, "^ |  | $"), pc.utf8_is_space(texts))
     unfit = pc.or_(unfit, pc.greater(pc.utf8_length(texts), side.longest_piece * max_length))

@@ -1,7 +1,7 @@
 """Memories and decoder states that consist of several, of the layers of a decoder or the members of an ensemble."""
 
 from collections.abc import Callable
-from typing import Any, overload
+from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -9,13 +9,9 @@ from torch.nn import functional as F
 ROOM_MULTIPLE = 32  # target positions by which the room for them grows while a translation is written
 
 
-@overload
-def resize_last(x: Tensor, size: int, value: float = 0) -> Tensor: ...
-@overload
-def resize_last(x: None, size: int, value: float = 0) -> None: ...
-def resize_last(x: Tensor | None, size: int, value: float = 0) -> Tensor | None:
-    """Cut the last dimension, or fill it up with `value`. None stays None."""
-    return None if x is None else F.pad(x, (0, size - x.shape[-1]), value=value)
+def resize_last(x: Tensor, size: int, value: float = 0) -> Tensor:
+    """Cut the last dimension, or fill it up with `value`."""
+    return F.pad(x, (0, size - x.shape[-1]), value=value)
 
 
 def round_up_room(positions: int) -> int:

@@ -132,7 +132,7 @@ class LayerState(NamedTuple):
         )
 
     def resize(self, room: int) -> "LayerState":
-        """Return a copy with room for this many positions. What is cut must be unused."""
+        """Return a copy with room for this many positions."""
         missing = room - self.keys_NHCA.shape[2]
         return self._replace(
             values_NHCD=F.pad(self.values_NHCD, (0, 0, 0, missing)), keys_NHCA=F.pad(self.keys_NHCA, (0, 0, 0, missing))
@@ -148,7 +148,7 @@ class TransformerState(NamedTuple):
     def make_room(self, positions: int) -> "TransformerState":
         """Return a state with room for this many target positions, rounded up.
 
-        The first call of the decoder needs none. What is cut must be unused.
+        The first call of the decoder needs none.
         """
         room = self.layers[0].keys_NHCA.shape[2]
         if room in (0, round_up_room(positions)):

@@ -25,7 +25,7 @@ from nmt.system.page_template import dump_script_json, fill_template
 
 FOLDER = Path(__file__).parent
 StoredTensor = tuple[Tensor, Tensor | None]  # int8 values of a matrix and scales of its rows, or float values and None
-WORKER_FILES = ("engine.js", "tokenizer.js", "preparation.js", "search.js", "translator.js", "worker.js")
+WORKER_FILES = ("engine.js", "tokenizer.js", "rewriting.js", "search.js", "translator.js", "worker.js")
 # Settings of search that the page follows. The number of alternatives that it shows is the beam.
 SEARCH_KEYS = (
     "beam",

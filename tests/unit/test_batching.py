@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from builders import SHARED, make_pairs
+from builders import make_pairs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,8 +42,6 @@ from nmt.data.encoding import (
 )
 from nmt.data.tokenizer import LanguageTokenizer, Tokenizer, train_tokenizer
 from nmt.errors import UserError
-
-MULTI30K = SHARED / "multi30k"
 
 
 def make_corpus(sources: list[str], targets: list[str]) -> pa.Table:

@@ -1,4 +1,4 @@
-"""Learning rates, optimizers, gradient clipping and loss scaling."""
+"""Learning rates, optimizers, gradient clipping, and updates that are not finite."""
 
 import math
 
@@ -38,7 +38,7 @@ def test_learning_rate_schedules(schedule: str, step: int, decays: int, expected
 
 @pytest.fixture(params=[True, False], ids=["fused", "as on Apple GPUs"])
 def fused_and_unfused(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run with and without kernels that unscale gradients and skip updates themselves."""
+    """Run with and without kernels that clip gradients and skip updates themselves."""
     if not request.param:
         monkeypatch.setattr("nmt.training.optim.FUSED_DEVICES", ())
 
