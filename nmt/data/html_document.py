@@ -12,6 +12,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from html.parser import HTMLParser
 from itertools import pairwise
 
 import numpy as np
@@ -26,15 +27,7 @@ INLINE = re.compile(
     "|var|wbr"
 )
 VOID = re.compile("area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr")  # have no end tag
-UNTRANSLATED = re.compile("code|kbd|math|pre|samp|svg|var")
-TOKEN = re.compile(
-    r"<!--.*?(?:-->|\Z)|<!\[CDATA\[.*?(?:\]\]>|\Z)|<[!?][^>]*+>?"
-    r"|<(?P<verbatim>iframe|noframes|script|style|textarea|xmp)\b.*?(?:</(?P=verbatim)\s*>|\Z)"
-    r"|<(?P<slash>/?)(?P<name>[a-z][^\s/>]*+)(?P<attributes>(?:[^>\"']|\"[^\"]*+\"|'[^']*+')*+)>"
-    r"|(?P<text>[^<]++|<)",
-    re.DOTALL | re.IGNORECASE,
-)
-ATTRIBUTE = re.compile(r"([^\s=\"'/]+)\s*=\s*(\"[^\"]*\"|'[^']*'|[^\s\"'>]+)")
+UNTRANSLATED = re.compile("code|iframe|kbd|math|noframes|pre|samp|script|style|svg|textarea|var|xmp")
 WITHOUT_WORDS = {"math", "script", "style", "sup", "svg"}  # what is written in them is not part of the sentence
 SEPARATORS = dict.fromkeys(("embed", "img", "input", "math", "svg"), " ") | {"br": "\n"}  # stand between words
 LINE_END = re.compile(r"(?:[.!?:;…。！？；]\W*|\n\s*|\A\s*)\Z")  # text after which `br` ends a block
@@ -48,39 +41,67 @@ class Slice:
     """A part of a document."""
 
     kind: str  # start | end | text | other
+    start: int = 0  # in the document
     name: str = ""  # of a tag
     text: str = ""  # what the model sees of it
     raw: str = ""  # as it is written
 
 
-def slice_document(document: str) -> list[Slice]:
-    """Cut a document into slices. An element that is not translated is one; without an end tag it has all the rest."""
-    slices = [Slice("other")]
-    depth = 0  # of elements with the name of the one that is not translated
-    for match in TOKEN.finditer(document):
-        raw, name, previous = match[0], (match["name"] or match["verbatim"] or "").lower(), slices[-1]
-        is_empty = raw.endswith("/>") or bool(VOID.fullmatch(name))
-        if depth:
-            depth += (name == previous.name) * (-1 if match["slash"] else not is_empty)
-            previous.raw += raw
-            previous.text += raw if match["text"] else ""
-        elif match["text"]:
-            slices.append(Slice("text", raw=raw))
-        elif match["slash"] or not match["name"] or is_empty:
-            slices.append(Slice("end" if match["slash"] else "other", name, SEPARATORS.get(name, ""), raw))
-        elif name == "a" and (previous.kind, previous.name) == ("start", "sup"):  # its link is the number of a note
-            previous.kind, depth = "other", 1
-            previous.raw += raw
+class Slicer(HTMLParser):
+    """Cuts a document into slices. An element that is not translated is one; without an end tag it has all the rest."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__()
+        self.lines = [0, *(match.end() for match in re.finditer("\n", document))]  # where each begins
+        self.slices = [Slice("other")]
+        self.depth = 0  # of elements with the name of the one that is not translated
+        self.feed(document)
+        self.close()
+        for piece, after in pairwise([*self.slices, Slice("other", len(document))]):
+            piece.raw = document[piece.start : after.start]
+            if piece.kind == "text":
+                piece.text = html.unescape(piece.raw)
+            elif piece.kind == "other" and (piece.name in WITHOUT_WORDS or len(piece.text) > MAX_KEPT_CHARACTERS):
+                piece.text = SEPARATORS.get(piece.name, "")
+
+    def add(self, kind: str, name: str = "", text: str = "") -> None:
+        if self.depth:
+            self.depth += (name == self.slices[-1].name) * {"start": 1, "end": -1}.get(kind, 0)
+            self.slices[-1].text += text
         else:
-            values = {key.lower(): value.strip("\"'") for key, value in ATTRIBUTE.findall(match["attributes"])}
-            is_kept = values.get("translate") == "no" or "notranslate" in values.get("class", "").split()
-            depth = int(is_kept or bool(UNTRANSLATED.fullmatch(name)))
-            slices.append(Slice("other" if depth else "start", name, raw=raw))
-    for piece in slices:
-        piece.text = html.unescape(piece.raw if piece.kind == "text" else piece.text)
-        if piece.kind == "other" and (piece.name in WITHOUT_WORDS or len(piece.text) > MAX_KEPT_CHARACTERS):
-            piece.text = SEPARATORS.get(piece.name, "")
-    return slices
+            line, column = self.getpos()
+            self.slices.append(Slice(kind, self.lines[line - 1] + column, name, text))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        is_marked = values.get("translate") == "no" or "notranslate" in (values.get("class") or "").split()
+        is_note = tag == "a" and self.slices[-1].kind == "start" and self.slices[-1].name == "sup"
+        if VOID.fullmatch(tag):
+            self.handle_startendtag(tag, attrs)
+        elif is_note and not self.depth:  # the link in `sup` is the number of a note
+            self.slices[-1].kind, self.depth = "other", 1
+        elif not self.depth and (is_marked or UNTRANSLATED.fullmatch(tag)):
+            self.add("other", tag)
+            self.depth = 1
+        else:
+            self.add("start", tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.add("other", tag, SEPARATORS.get(tag, ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        self.add("end", tag)
+
+    def handle_data(self, data: str) -> None:
+        self.add("text", text=data)
+
+    def handle_comment(self, data: str) -> None:
+        self.add("other")
+
+    handle_pi = unknown_decl = handle_comment
+
+    def handle_decl(self, decl: str) -> None:
+        self.add("other")
 
 
 # ------------------------------------------------------------------------------------------------------------- blocks
@@ -117,7 +138,7 @@ def parse_document(document: str) -> list[str | Block]:
     pending: list[Slice] = []  # of the block that has begun
     open_tags: list[int] = []  # of these, start tags that have no end tag yet
     characters = 0
-    for piece in [*slice_document(document), Slice("other", name="end of the document")]:
+    for piece in [*Slicer(document).slices, Slice("other", name="end of the document")]:
         has_no_partner = piece.kind == "end" and not (open_tags and pending[open_tags[-1]].name == piece.name)
         is_line_end = piece.name == "br" and LINE_END.search("".join(item.text for item in pending[-3:]))
         is_too_deep = piece.kind == "start" and len(open_tags) == MAX_DEPTH

@@ -95,6 +95,9 @@ BLOCKS = {
     "a. b<br>c <b>&quot;d.&quot;</b>\n<br>e": ['a. b c "d."', "e"],
     "a<wbr>b<span></span>c<img>d&shy;e": ["abc de"],
     "<A HREF='>'>b</A><b/>c": ["bc"],
+    '<a href="x"">b</a> c<p class="k">d</p>': ["b c", "d"],
+    "<a href=x title=it's>b</a> c<p>don't": ["b c", "don't"],
+    "<style-guide>a</style-guide><!--><p>b": ["a", "b"],
     "wrongly <b>a <i>b</b> c</i> d": ["wrongly", "a", "b", "c", "d"],
 }
 
