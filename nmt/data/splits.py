@@ -27,7 +27,7 @@ def find_files(data: DataConfig, split: str) -> SplitFiles | None:
     """Return the files of a split, by the names of their shards; None for the built-in corpus and for data.format=hub.
 
     Raises:
-        UserError: a file is missing, or the split exists both as one file and in shards.
+        UserError: a file or a shard is missing, or the split exists both as one file and in shards.
     """
     if data.format in ("toy", "hub"):
         return None
@@ -44,6 +44,9 @@ def find_files(data: DataConfig, split: str) -> SplitFiles | None:
     if len(shards) > 1 and not shards[0]:
         raise UserError(f"data.path={folder} has the split {name} both as a whole and in shards; keep only one")
     for shard in shards:
+        total = re.search(r"-of-0*(\d+)", shard)
+        if total and len(shards) != int(total[1]):
+            raise UserError(f"data.path={folder} has {len(shards)} of the {total[1]} shards of {name}")
         for end, side in zip(endings, found[name], strict=True):
             if shard not in side:
                 raise UserError(

@@ -194,6 +194,8 @@ def sample_stream(run: TrainRun) -> pa.Table:
                 count -= len(samples[-1])
                 if not count:
                     break
+    if not any(map(len, samples)):
+        raise UserError(f"the training text of data.path={run.data.path} is empty")
     return pa.concat_tables(samples)
 
 

@@ -107,9 +107,12 @@ def run_hydra(command: str, job: Callable[[DictConfig], float | None]) -> None:
     check_arguments(arguments, COMMANDS[command])
     is_setting = re.compile("[^-].*=|~").match
     # Hydra would read name=2024_11_24 and name=1.10 as numbers, whose text is another.
-    texts = [key for key, field in list_keys(COMMANDS[command]).items() if field.type in (str, str | None)]
-    number = re.compile(rf"\A({'|'.join(map(re.escape, texts))})=([+-]?[\d_.]+(?:e[+-]?\d+)?)\Z", re.IGNORECASE)
-    settings = [number.sub(r'\1="\2"', argument) for argument in arguments if is_setting(argument)]
+    texts = {key for key, field in list_keys(COMMANDS[command]).items() if field.type in (str, str | None, Any)}
+    number = re.compile(r"(?<=[=,\[])(?=[\d.+-])([+-]?[\d_.]+(?:e[+-]?\d+)?)(?=[],]|\Z)", re.IGNORECASE)
+    settings = [argument for argument in arguments if is_setting(argument)]
+    settings = [
+        number.sub(r'"\1"', item) if item.partition("=")[0] in texts and '"' not in item else item for item in settings
+    ]
     options = [argument for argument in arguments if not is_setting(argument)]
     ConfigStore.instance().store(name=f"{command}_schema", node=COMMANDS[command])
     if {"-h", "--help"} & set(options):

@@ -23,9 +23,10 @@ def clip_repr(value: Any) -> str:
 
 
 def list_names(names: list[str]) -> str:
-    """Return the first names, comma-separated and clipped, for a message."""
+    """Return the first names, comma-separated, for a message; long and unprintable ones are clipped and escaped."""
     more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
-    return ", ".join(name[:MAX_VALUE_CHARS] for name in names[:MAX_NAMES_SHOWN]) + more if names else "nothing"
+    shown = (name[:MAX_VALUE_CHARS] if name.isprintable() else clip_repr(name) for name in names[:MAX_NAMES_SHOWN])
+    return ", ".join(shown) + more if names else "nothing"
 
 
 def first_line(error: BaseException) -> str:

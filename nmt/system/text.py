@@ -31,7 +31,7 @@ OPEN_FILES = ("/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/") 
 UTF8_BOM = b"\xef\xbb\xbf"
 NOT_UTF8 = "not UTF-8"
 COMPRESSION_BY_SUFFIX = {".gz": "gzip", ".zst": "zstd"}
-READ_ERRORS = (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)  # RuntimeError: an encrypted zip
+READ_ERRORS = (OSError, EOFError, zipfile.BadZipFile, zlib.error)
 MAX_LINE_BYTES = 2**24  # a file with a longer line is not text and would fill memory
 READ_BLOCK_BYTES = 2**16  # read at a time; the capacity of a pipe
 MAX_CHUNK_LINES = 4096  # lines in memory at a time
@@ -75,14 +75,21 @@ def resolve_standard_streams(command: Any, read: Sequence[str], written: Sequenc
     """Replace `-` in keys of files by the path of standard input (keys to `read`) or output (those `written`).
 
     Raises:
-        UserError: two keys read standard input.
+        UserError: two keys read standard input, write the same file or standard output, or read and write a file.
     """
+    used: dict[str, str] = {}  # `key=value` by file
     for key in (*read, *written):
-        if getattr(command, key) == "-":
-            setattr(command, key, STDIN_PATH if key in read else STDOUT_PATH)
-    readers = [f"{key}=-" for key in read if getattr(command, key) == STDIN_PATH]
-    if len(readers) > 1:
-        raise UserError(f"{' and '.join(readers)} both read standard input; give a file for one of them")
+        value = getattr(command, key)
+        if value is None:
+            continue
+        path = (STDIN_PATH if key in read else STDOUT_PATH) if value == "-" else value
+        setattr(command, key, path)
+        if path not in (STDIN_PATH, STDOUT_PATH) and not is_regular_file(path):
+            continue  # several outputs may share a pipe or a device
+        file = os.path.realpath(path) if is_regular_file(path) else path
+        if file in used and (key not in read or path == STDIN_PATH):
+            raise UserError(f"{key}={value} is the same file as {used[file]}; give another one")
+        used[file] = f"{key}={value}"
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -107,7 +114,10 @@ def open_binary(path: Path) -> Iterator[io.BufferedReader]:
                 found = [info for info in members.infolist() if member_path(archive, info.filename) == path]
                 if not found:
                     raise UserError(f"{path} does not exist; {archive} has no such file")
-                stream = stack.enter_context(members.open(found[0]))
+                try:
+                    stream = stack.enter_context(members.open(found[0]))
+                except RuntimeError as error:  # encrypted
+                    raise make_read_error(path, error) from error
             if compression:
                 import pyarrow as pa  # takes 0.1 s, and most files are not compressed
 

@@ -83,11 +83,13 @@ def test_output_to_open_file_is_appended(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------ settings
 def test_dash_means_standard_stream() -> None:
     keys = ("input", "target", "prefix"), ("output", "alignments")
-    command = TranslateRun("runs/mine", alignments="-")
+    command = TranslateRun("runs/mine", alignments="links")
     resolve_standard_streams(command, *keys)
-    assert (command.input, command.output, command.alignments) == ("/dev/stdin", "/dev/stdout", "/dev/stdout")
-    with pytest.raises(UserError, match="input=- and prefix=- both read standard input; give a file for one of them"):
-        resolve_standard_streams(TranslateRun("runs/mine", prefix="/dev/stdin"), *keys)
+    assert (command.input, command.output, command.alignments) == ("/dev/stdin", "/dev/stdout", "links")
+    for first, second in (("input=-", "prefix=/dev/stdin"), ("output=-", "alignments=-"), ("input=a", "output=./a")):
+        values = dict(setting.split("=") for setting in (first, second))
+        with pytest.raises(UserError, match=f"{second} is the same file as {first}; give another one"):
+            resolve_standard_streams(TranslateRun("runs/mine", **values), *keys)
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -225,7 +227,7 @@ def test_align_reads_and_writes_standard_streams(home: Path, corpus: Path) -> No
     gold = ("gold=-", "output=links")
     assert "aer" in run_ok("align", "checkpoint=runs/mine", *gold, folder=home, text=b"0-0\n" * 30)
     message = run_error("align", "checkpoint=runs/mine", "source=-", "target=-", folder=home, text=b"x\n")
-    assert "source=- and target=- both read standard input; give a file for one of them" in message
+    assert "target=- is the same file as source=-; give another one" in message
 
 
 # ------------------------------------------------------------------------------------------------------------- signals

@@ -292,6 +292,10 @@ def test_read_sharded_text(read: Read, names: tuple[str, ...], tmp_path: Path) -
     (tmp_path / "data" / f"train{names[1]}.en").unlink()
     with pytest.raises(UserError, match=f"train{names[1]}.en does not exist; "):
         read({})
+    (tmp_path / "data" / f"train{names[1]}.de").unlink()
+    if "of" in names[1]:
+        with pytest.raises(UserError, match="has 2 of the 3 shards of train"):
+            read({})
 
 
 # --- tsv
