@@ -1,6 +1,7 @@
 """The Python API: `nmt.load` and what it returns."""
 
 import itertools
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from nmt.errors import UserError
 from nmt.model.ensemble import Ensemble
 from nmt.model.kernels.cuda_graphs import with_cuda_graphs
 from nmt.page.export import build_page
-from nmt.runs.checkpoint import export_model, load_model
+from nmt.runs.checkpoint import export_model, fetch_model, load_model
 from nmt.system.command_line import build_config, to_dataclasses
 from nmt.system.device import choose_device, choose_precision, prepare_model
 from nmt.system.text import open_output
@@ -33,7 +34,7 @@ class Model:
     """
 
     translator: Translator
-    paths: list[str]  # as given to `load`
+    paths: list[str]  # of runs, step folders, exported models or downloads from the hub
     average: int
 
     def translate(
@@ -121,9 +122,10 @@ def load(
     paths = [*map(str, checkpoint if isinstance(checkpoint, list | tuple) else [checkpoint])]
     settings = {"checkpoint": paths, "device": device, "precision": precision, "average": average, "search": search}
     command: TranslateRun = to_dataclasses(build_config(TranslateRun, settings))
+    paths = [*map(fetch_model, paths)]
     device_to_use = choose_device(command.device)
     translator = open_translator(paths, device_to_use, command.precision, command.average, command.search)
-    return Model(translator, paths, command.average)
+    return Model(translator, [*map(os.path.abspath, paths)], command.average)
 
 
 def open_translator(
@@ -183,6 +185,8 @@ def check_lines(*sides: Iterable[str]) -> list[list[str]]:
     for line in itertools.chain(*lines_of_sides):
         if not isinstance(line, str):
             raise UserError(f"{line!r:.80} is not a string but of type {type(line).__name__}")
+        if re.search("[\ud800-\udfff]", line):  # half of a surrogate pair
+            raise UserError(f"{line[:80]!r} is not valid text: it cannot be encoded as UTF-8")
     if len({*map(len, lines_of_sides)}) > 1:
         counts = " and ".join(f"{len(lines):,}" for lines in lines_of_sides)
         raise UserError(f"got {counts} lines; both sides need the same number")

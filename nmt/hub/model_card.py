@@ -136,7 +136,7 @@ def describe_data(config: TrainRun) -> str:
 def read_scores(loaded: LoadedModel) -> Iterator[Score]:
     """Yield the scores of `eval/<split>/metrics.json` in the run, if they are of this checkpoint."""
     checkpoint = " ".join(folder.name for folder in loaded.checkpoints)
-    for path in sorted((loaded.run_folder / "eval").glob("*/metrics.json")):
+    for path in sorted((loaded.run_folder / "eval").glob("[!.]*/metrics.json")):
         try:
             metrics = json.loads(read_small(path))
             scores = [

@@ -26,7 +26,7 @@ from nmt.serving.translation_request import MAX_CHARACTERS, TranslationRequest, 
 from nmt.system.page_template import dump_script_json, fill_template
 
 ANSWER_SECONDS = 60.0  # within which lines must be translated
-MAX_WORD_WEIGHTS = 2**17  # of a translation; the JSON of more would hold up the other requests
+MAX_WORD_WEIGHTS = 2**18  # of an answer, divided evenly among its translations
 KEY_FIELD = '<input id="key" type="password" placeholder="API key" aria-label="API key" autocomplete="off">'
 
 
@@ -48,14 +48,14 @@ async def translate(request: Request) -> Response:
     given_key = str(fields.get("api_key", "")).encode(errors="replace")
     if service.api_key and not hmac.compare_digest(given_key, service.api_key.encode()):
         raise HTTPException(403, "api_key is missing or not valid; ask whoever runs this server for a key")
-    wanted = parse_translation_request(fields, service.command.search.beam - 1)
+    wanted = await asyncio.to_thread(parse_translation_request, fields, service.command.search.beam - 1)
     model = find_model(wanted, service.directions)
     if wanted.documents and not service.batcher.translators[model].model.attends:
         raise HTTPException(400, "format=html needs a model with attention; send plain text with format=text")
     group = Group(model, 1 + wanted.alternatives, wanted.details or bool(wanted.documents))
     translating = service.batcher.submit(group, [line for lines in wanted.lines for line in lines])
     results = await wait_for(translating, request)
-    return JSONResponse(await asyncio.to_thread(build_answer, wanted, results, service.command.links))
+    return await asyncio.to_thread(lambda: JSONResponse(build_answer(wanted, results, service.command.links)))
 
 
 def find_model(wanted: TranslationRequest, directions: list[tuple[str, str]]) -> int:
@@ -102,6 +102,7 @@ def build_answer(wanted: TranslationRequest, results: Results, links: LinksConfi
     also what `add_attention` adds. `warnings` says which lines were cut at the maximum length.
     """
     remaining = iter(results)
+    max_weights = MAX_WORD_WEIGHTS // max(1, sum(map(len, results)))
     texts, alternatives, details, warnings = [], [], [], []
     for index, lines in enumerate(wanted.lines):
         options = [next(remaining) for _ in lines]
@@ -113,7 +114,9 @@ def build_answer(wanted: TranslationRequest, results: Results, links: LinksConfi
         alternatives.append(others)
         if wanted.details:
             described = [describe_translations(*pair, links) for pair in zip(lines, options, strict=True)]
-            details.append([*map(add_attention, described, options)] if wanted.attention else described)
+            if wanted.attention:
+                described = [add_attention(*pair, max_weights) for pair in zip(described, options, strict=True)]
+            details.append(described)
         cut = [str(number) for number, line in enumerate(options, 1) if not line[0].ended]
         if cut:
             warnings.append(f"text {index + 1}, line {', '.join(cut)}: cut at the maximum length")
@@ -127,18 +130,18 @@ def build_answer(wanted: TranslationRequest, results: Results, links: LinksConfi
     return answer | ({"warnings": warnings} if warnings else {})
 
 
-def add_attention(details: dict[str, Any], options: list[Translation]) -> dict[str, Any]:
+def add_attention(details: dict[str, Any], options: list[Translation], max_weights: int) -> dict[str, Any]:
     """Return the details of a line, as from `describe_translations`, with what it takes to show its attention.
 
     The line gets `parts`, the number of parts that it was split into. Each translation gets `word_weights`, [target
-    word][source word], or None where there are none or more than `MAX_WORD_WEIGHTS`; the indices of words that follow
+    word][source word], or None where there are none or more than `max_weights`; the indices of words that follow
     the word before them without a space, `source_no_space_before` and `target_no_space_before`; and `ended`, whether it
     was not cut at its maximum length.
     """
     details["parts"] = options[0].source_pieces.count(EOS_PIECE)
     for option, described in zip(options, details["translations"], strict=True):
         weights = option.record.word_weights()
-        if weights is not None and weights.size > MAX_WORD_WEIGHTS:
+        if weights is not None and weights.size > max_weights:
             weights = None
         described |= {
             "word_weights": None if weights is None else weights.round(4).tolist(),

@@ -96,7 +96,7 @@ class Batcher:
             translator = self.translators[job.group.translator]
             tokens = translator.config.batch_tokens or default_batch_tokens(translator.device)
             limit = CHARACTERS_PER_TOKEN * tokens // translator.config.width
-            if job.group == waiting[0].group and characters < limit:
+            if not taken or job.group == taken[0].group and characters < limit:
                 taken.append(job)
                 characters += sum(map(len, job.lines))
         self.waiting = [job for job in waiting if job not in taken]

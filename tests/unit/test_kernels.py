@@ -105,8 +105,8 @@ def test_r_drop_of_equal_passes_is_the_single_pass_loss() -> None:
     results = []
     for r_drop in (0.0, 3.0):
         train = TrainConfig(guided_alignment=0.3, coverage_loss=0.2, r_drop=r_drop)
-        scales = torch.tensor([50, 0.5]).double(), torch.tensor(1.0).double()
-        loss, gradients = backward(replace(state.run, train=train), state.model, batch, *scales)
+        update_2 = torch.tensor([50, 0.5]).double()
+        loss, gradients = backward(replace(state.run, train=train), state.model, batch, update_2)
         results.append([*loss, *gradients])
     torch.testing.assert_close(*results)
 
@@ -125,10 +125,10 @@ def test_padding_a_batch_does_not_change_loss_or_gradient(name: str, monkeypatch
     assert padded.target_BT.shape == (16, 18) and padded.source_BS.shape == (16, 15)
     coverage_loss = 0.2 * state.run.model.attention.coverage
     train = replace(state.run.train, guided_alignment=0.3, coverage_loss=coverage_loss)
-    scales, results = (torch.tensor([50, 0.5]).double(), torch.tensor(1.0).double()), []
+    update_2, results = torch.tensor([50, 0.5]).double(), []
     for actual, dropping in ((batch, ("cpu",)), (padded, ("cpu",)), (padded, ())):
         monkeypatch.setattr("nmt.model.seq2seq.PADDING_DROP_DEVICES", dropping)
-        loss, gradients = backward(replace(state.run, train=train), state.model, actual, *scales)
+        loss, gradients = backward(replace(state.run, train=train), state.model, actual, update_2)
         results.append([*loss, *gradients])
     torch.testing.assert_close(results[1], results[0])
     torch.testing.assert_close(results[2], results[0])
