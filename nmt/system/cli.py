@@ -62,8 +62,6 @@ def run_program(command: str, function: Command) -> None:
         """Call the function. In a process of its own, which a launcher may start, an error is raised as well."""
         log_to_stderr()
         try:
-            if LAUNCH_ENV["WORLD_SIZE"] > 1 and command not in PARALLEL_COMMANDS:
-                raise UserError(f"nmt.{command} runs in one process; start it without torchrun")
             # Let the CPU round numbers below 1.2e-38 to 0. Attention weights get that small, and it is slow with such
             # numbers: a Transformer trained at two thirds of its speed.
             if "torch" in sys.modules:
@@ -84,6 +82,8 @@ def run_program(command: str, function: Command) -> None:
 
     code: Any = 0
     try:
+        if LAUNCH_ENV["WORLD_SIZE"] > 1 and command not in PARALLEL_COMMANDS:
+            raise UserError(f"nmt.{command} runs in one process; start it without torchrun")
         run_hydra(command, job)
     except KeyboardInterrupt:
         report_error(UserError("interrupted"))

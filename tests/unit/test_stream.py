@@ -75,7 +75,7 @@ def build_naive_windows(
 @given(
     sizes=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4).filter(any), min_size=1, max_size=3),
     weights=st.lists(st.sampled_from([0.3, 1.0, 2.5]), min_size=2, max_size=2),
-    buffer=st.integers(9, 40),
+    buffer=st.integers(20, 40),
     limit=st.none() | st.integers(1, 12),
     seed=st.integers(0, 9),
     batch_pairs=st.sampled_from([1, 4, 10_000]),
