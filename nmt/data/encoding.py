@@ -327,7 +327,8 @@ def sample_texts(pairs: pa.Table, name: str) -> Iterator[str]:
     """
     count = min(len(pairs), TOKENIZER_SAMPLE)
     positions = np.arange(count) + np.random.default_rng(0).random(count)
-    rows = np.unique((positions * (len(pairs) / max(1, count))).astype(np.int64))
+    rows = (positions * (len(pairs) / max(1, count))).astype(np.int64)
+    rows = rows[np.diff(rows, prepend=-1) > 0]
     start = 0
     for texts in iterate_texts(pairs, name):
         first, last = np.searchsorted(rows, (start, start + len(texts)))

@@ -85,16 +85,13 @@ def parse_lines(
                 f"{paths[0]} has {pluralize(counts[0], 'line')} and {paths[1]} has {counts[1]:,}; each line of one "
                 "must translate the same line of the other"
             )
-        path = paths[0]
         try:
-            texts = []
-            for path, line in zip(paths, lines, strict=True):  # noqa: B007 - read when a line cannot be decoded
-                texts.append(line.decode())
-            pair = parse(*texts)
+            pair = parse(*[line.decode() for line in lines])
         except UnicodeDecodeError as error:
+            path = next(path for path, line in zip(paths, lines, strict=True) if line == error.object)
             yield BadLine(path, number, NOT_UTF8, describe_decode_error(error))
         except NoPairError as error:
-            yield BadLine(path, number, *error.args)
+            yield BadLine(paths[0], number, *error.args)
         else:
             if pair is not None:
                 yield LinePair(number, *pair)
