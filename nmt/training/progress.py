@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from nmt.errors import UserError
 from nmt.system.files import read_small
+from nmt.system.messages import clip_repr
 from nmt.system.quoting import quote_setting
 
 
@@ -56,5 +57,5 @@ def read_progress(path: Path) -> Progress:
         progress.stream_offsets = [[int(epoch), int(row)] for epoch, row in progress.stream_offsets]
     except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
         remedy = f"name=ANOTHER {quote_setting('init_from', str(path.parent))} starts a new run from its weights"
-        raise UserError(f"{path} is damaged or from another version: {error}; {remedy}") from None
+        raise UserError(f"{path} is damaged or from another version: {clip_repr(str(error))}; {remedy}") from None
     return progress
