@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import functools
+import gc
 import os
 import re
 import signal
@@ -53,6 +54,8 @@ def main(command: str) -> Callable[[Command], Callable[[], None]]:
 
 def run_program(command: str, function: Command) -> None:
     """Run a command, report its errors, and exit unless all went well."""
+    gc.freeze()  # what was imported, by far the most objects, stays
+    gc.enable()  # see startup.py
     use_utf8()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # removes unfinished files
     failures: list[Exception] = []

@@ -1,5 +1,9 @@
-"""Answer `--help` and `--version` before PyTorch is imported, which takes seconds. Each command imports this first."""
+"""Answer `--help` and `--version` before PyTorch is imported, which takes seconds. Each command imports this first.
 
+Garbage collection waits until everything is imported, where it would find nothing; `cli.run_program` turns it on again.
+"""
+
+import gc
 import sys
 
 from nmt import __version__
@@ -17,3 +21,6 @@ if command in COMMANDS and "--version" in sys.argv:
 if command in COMMANDS and {"-h", "--help"} & set(sys.argv):
     main(command)(lambda settings: None)()
     sys.exit()
+
+if command in COMMANDS:
+    gc.disable()
