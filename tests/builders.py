@@ -209,10 +209,10 @@ STYLES: dict[str, dict[str, Any]] = {
 }
 
 
-def make_model(style: str = "bahdanau", cell: str = "lstm", score: str = "additive", **changes: object) -> Seq2Seq:
+def make_model(style: str = "bahdanau", cell: str = "lstm", **changes: object) -> Seq2Seq:
     """Return a small float64 model; `changes` are fields of ModelConfig."""
     settings = dict(embed=6, hidden=8, dropout=0.0, encoder_layers=2, decoder_layers=2, residual=True) | changes
-    config = ModelConfig(cell=cell, attention=AttentionConfig(score=score), **STYLES[style] | settings)
+    config = ModelConfig(cell=cell, attention=AttentionConfig(score="additive"), **STYLES[style] | settings)
     torch.manual_seed(5)
     model = build_model(config, VOCABULARY, VOCABULARY).double()
     model.dtype = torch.float64
@@ -400,7 +400,7 @@ MODEL_VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def make_training_state(
-    name: str, cell: str, dtype: torch.dtype, device: str = "cpu", dropout: float = 0.2, kernels: str = "fast"
+    name: str, cell: str, dtype: torch.dtype, dropout: float = 0.2, kernels: str = "fast"
 ) -> TrainState:
     """Return the training state of a small model on random pairs."""
     settings = dict(MODEL_VARIANTS[name])
@@ -427,10 +427,10 @@ def make_training_state(
     model.dtype = dtype
     for parameter in model.parameters():
         nn.init.normal_(parameter.detach(), std=0.4)  # include biases and coverage
-    optimizer = torch.optim.Adam(model.to(device).parameters(), fused=True)
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
     progress = Progress("random")
     data = TrainingData(run, pairs, unused, progress)
-    return TrainState(run, Path(), torch.device(device), model, optimizer, data, progress)
+    return TrainState(run, Path(), CPU, model, optimizer, data, progress)
 
 
 def build_padded_batch(state: TrainState, pairs: np.ndarray) -> Batch:
@@ -543,13 +543,13 @@ def make_random_pairs(count: int, seed: int = 0) -> list[Pair]:
     return [(f"{seed} {number} {source}", f"{target} {number}") for number, (source, target) in texts]
 
 
-def write_files(folder: Path, *shards: list[Pair], split: str = "train") -> Path:
-    """Write line-aligned files; several shards have numbers in their names."""
+def write_files(folder: Path, *shards: list[Pair]) -> Path:
+    """Write the line-aligned files of a training split; several shards have numbers in their names."""
     folder.mkdir(exist_ok=True)
     for number, pairs in enumerate(shards):
         shard = f".{number}" if len(shards) > 1 else ""
         for side, suffix in enumerate(("de", "en")):
-            (folder / f"{split}{shard}.{suffix}").write_text("".join(pair[side] + "\n" for pair in pairs))
+            (folder / f"train{shard}.{suffix}").write_text("".join(pair[side] + "\n" for pair in pairs))
     return folder
 
 

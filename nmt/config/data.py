@@ -120,7 +120,7 @@ class TokenizerConfig:
 class AugmentConfig:
     """Random changes of training pairs, drawn anew in each epoch. Each value is the share of pairs to change."""
 
-    lower_case: float = setting(0.0, "the source in small letters; see search.capitals")
+    lower_case: float = setting(0.0, "the source in lowercase; see search.capitals")
     title: float = setting(0.0, "the source with a capital at the beginning of each word")
     final_mark: float = setting(0.0, "without the marks at the end")
     numbers: float = setting(0.0, "other numbers; or a number in place of a word and its translation")

@@ -18,7 +18,7 @@ class SearchConfig:
     max_length: int = setting(2000, "maximum target pieces of a line, or of one part of a long line, with </s>")
     max_ratio: float = setting(2.0, "maximum target pieces: max_ratio x source pieces + 20")
     max_source: int | None = setting(None, "pieces, with </s>; longer lines are split; null: as in training")
-    capitals: bool = setting(True, "translate a line in capitals as one in small letters, and return it in capitals")
+    capitals: bool = setting(True, "translate a line in capitals as one in lowercase, and return it in capitals")
     protect: bool = setting(False, "copy numbers of 2 or more digits, addresses, tags and the like from the source")
     terms: str | None = setting(
         None, "file of source term, tab, the translation to use; of several for a term the last"

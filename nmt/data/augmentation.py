@@ -1,8 +1,8 @@
 """Random changes of training pairs, which make a model translate what its training text has too little of.
 
-Both sides of a pair are changed alike, but letter case on the source side only: whoever writes in small letters wants a
-translation as good as any. Links are positions of words that translate each other, with no other
-word between them: (source start, source end, target start, target end), in characters.
+Both sides of a pair are changed alike, but letter case on the source side only: whoever writes in lowercase wants a
+translation as good as any. Links are positions of words that translate each other, with no other word between them:
+(source start, source end, target start, target end), in characters.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Capitals and small letters of a language."""
+"""Uppercase, lowercase and titlecase of a language."""
 
 import regex
 
@@ -14,7 +14,7 @@ def to_upper(text: str, language: str) -> str:
 
 
 def to_lower(text: str, language: str) -> str:
-    """Return a text in small letters. `language` is a code such as `de`."""
+    """Return a text in lowercase. `language` is a code such as `de`."""
     if language in DOTTED_LANGUAGES:
         text = text.replace("İ", "i").replace("I", "ı")
     return text.lower()

@@ -35,7 +35,7 @@ PROCESSING_KINDS = {
 }
 
 
-def warn_if_preprocessed(data: DataConfig, pairs: pa.Table, split: str, may_be_tokenized: bool = False) -> None:
+def warn_if_preprocessed(data: DataConfig, pairs: pa.Table, split: str, may_be_tokenized: bool) -> None:
     """Log a warning for each kind of processing that a sample of the pairs of a split shows."""
     if data.format == "toy":  # generated as tokenized text
         return

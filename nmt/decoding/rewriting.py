@@ -3,7 +3,7 @@
 Text to copy instead of translating it (`search.protect`), and terms with a given translation (`search.terms`), are
 replaced by literal pieces of the vocabulary, which the model has learned to copy to where they belong
 (`augment.literals`). The search writes each of them exactly once. Then the text comes back in their place; a term comes
-back as its translation. A line in capitals is translated as one in small letters (`search.capitals`). The prefix of a
+back as its translation. A line in capitals is translated as one in lowercase (`search.capitals`). The prefix of a
 translation is rewritten like the line.
 """
 
@@ -37,7 +37,7 @@ class RewrittenLine(NamedTuple):
     translations: dict[str, str]  # and in the translation
     left_out: int  # how much could not be protected, for lack of literal pieces
     languages: tuple[str, str]  # codes of source and target
-    in_capitals: bool  # whether the line was in capitals, and is in small letters now
+    in_capitals: bool  # whether the line was in capitals, and is in lowercase now
     prefix: str = ""  # text that the translation begins with, as the search sees it
 
     def undo(self, translation: str) -> str:
@@ -107,8 +107,8 @@ class LineRewriter:
         translations = {piece: r.translation for piece, r in kept.items()}
         of_prefix = self.find_in_prefix(prefix, originals, translations)
         new_prefix = replace_all(prefix, of_prefix)
-        small_prefix = to_lower(new_prefix, self.languages[1])
-        has_prefix_in_capitals = to_upper(small_prefix, self.languages[1]) == new_prefix
+        lower_prefix = to_lower(new_prefix, self.languages[1])
+        has_prefix_in_capitals = to_upper(lower_prefix, self.languages[1]) == new_prefix
         in_capitals = self.config.capitals and is_in_capitals(text) and has_prefix_in_capitals
         return RewrittenLine(
             text=to_lower(text, self.languages[0]) if in_capitals else text,
@@ -117,7 +117,7 @@ class LineRewriter:
             left_out=len(found) - len(kept),
             languages=self.languages,
             in_capitals=in_capitals,
-            prefix=small_prefix if in_capitals else new_prefix,
+            prefix=lower_prefix if in_capitals else new_prefix,
         )
 
     def find_in_prefix(

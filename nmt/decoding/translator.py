@@ -31,6 +31,7 @@ from nmt.system.logging import log
 from nmt.system.messages import format_first_lines, pluralize
 
 R = TypeVar("R")
+MAX_ALIGNED_PIECES = 1000  # on either side, `</s>` included
 SENTENCE_END_MARKS = tuple(".!?;:。！？；…")
 FULL_WIDTH_END_MARKS = tuple("。！？；…")  # need no space after them
 CONTINUATION_BYTE = re.compile("<0x[89AB][0-9A-F]>")  # the piece of a byte of UTF-8 that does not begin a character
@@ -122,7 +123,7 @@ class Translator:
                 yield rows[index], options if config.sample else drop_duplicate_texts(options)[: self.config.n_best]
 
         lengths = [len(part.ids) for part in parts]
-        return self.run_in_batches(lengths, config.width, translate_batch, progress)
+        return self.collect_in_batches(lengths, config.width, translate_batch, progress)
 
     def split_lines(self, lines: Sequence[str], prefixes: Sequence[str] | None, first_line: int) -> list[LinePart]:
         """Return the parts to translate: none for an empty line, several for a line that is too long.
@@ -183,7 +184,6 @@ class Translator:
         self,
         sources: Sequence[list[str]],
         targets: Sequence[list[str]],
-        max_length: int = 1000,
         first_line: int = 1,
         progress: bool = False,
         segment: bool = False,
@@ -191,10 +191,9 @@ class Translator:
         """Align pairs of sentences, given as lists of words, by forced decoding.
 
         The words of a record are exactly those given, unless `segment` is set: then words in scripts without spaces are
-        segmented further.
+        segmented further. Pairs with more than MAX_ALIGNED_PIECES on a side get no weights, with a warning.
 
         Args:
-            max_length: pieces on either side, `</s>` included. Longer pairs get no weights, with a warning.
             first_line: number of the first pair in warnings.
             progress: whether to show a progress bar.
             segment: whether to segment words in scripts that are written without spaces.
@@ -213,7 +212,7 @@ class Translator:
         source_ids, source_index = self.tokenizer.source.encode_words(source_parts)
         target_ids, target_index = self.tokenizer.target.encode_words(target_parts)
         lengths = [max(len(s), len(t)) + 1 for s, t in zip(source_ids, target_ids, strict=True)]
-        rows = [row for row, length in enumerate(lengths) if length <= max_length]
+        rows = [row for row, length in enumerate(lengths) if length <= MAX_ALIGNED_PIECES]
         warn_of_long_sources(self.model, [len(source_ids[row]) + 1 for row in rows], "lines")
         decoded = self.force_decode([source_ids[row] for row in rows], [target_ids[row] for row in rows], progress)
         hypotheses = dict(zip(rows, decoded, strict=True))
@@ -221,8 +220,8 @@ class Translator:
         for row, length in enumerate(lengths):
             if row not in hypotheses:
                 log.warning(
-                    f"line {first_line + row} has {length:,} pieces, more than the {max_length:,} allowed, so it has "
-                    "no links"
+                    f"line {first_line + row} has {length:,} pieces, more than the {MAX_ALIGNED_PIECES:,} allowed, so "
+                    "it has no links"
                 )
                 hypotheses[row] = Hypothesis([*target_ids[row], EOS], float("-inf"), None)
             translation = self.to_translation(source_ids[row], hypotheses[row])
@@ -282,9 +281,9 @@ class Translator:
             return zip(rows, hypotheses, strict=True)
 
         lengths = [max(len(source), len(target)) for source, target in zip(source_ids, target_ids, strict=True)]
-        return self.run_in_batches(lengths, 1, score_batch, progress)
+        return self.collect_in_batches(lengths, 1, score_batch, progress)
 
-    def run_in_batches(
+    def collect_in_batches(
         self,
         lengths: Sequence[int],
         width: int,

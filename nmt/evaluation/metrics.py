@@ -109,9 +109,9 @@ def score_corpus(metric: Metric, hypotheses: Sequence[str], references: Sequence
     return score if math.isfinite(score) else None
 
 
-def format_perplexity(perplexity: float, decimals: int = 2) -> str:
-    """Format a perplexity, in scientific notation if it is very large, as after divergence."""
-    return f"{perplexity:.{decimals}f}" if perplexity < 1e6 else f"{perplexity:.2e}"
+def format_number(value: float, decimals: int = 2) -> str:
+    """Format a metric, in scientific notation if it is very large, as a perplexity after divergence."""
+    return f"{value:.{decimals}f}" if value < 1e6 else f"{value:.2e}"
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str], tokenizer: str = "auto") -> float | None:

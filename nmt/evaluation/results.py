@@ -11,7 +11,7 @@ from nmt.decoding.alignment import restore_unknown_words
 from nmt.decoding.translation import Translation
 from nmt.errors import UserError
 from nmt.evaluation.heads import WordWeights
-from nmt.evaluation.metrics import format_perplexity
+from nmt.evaluation.metrics import format_number
 from nmt.evaluation.plot import draw_heat_map
 from nmt.evaluation.report import build_report
 from nmt.system.files import replacing_folder, write_atomically
@@ -83,7 +83,7 @@ def print_evaluation(evaluation: Evaluation) -> None:
     rows: list[tuple[str, Any]] = []
     for name, decimals in DECIMALS.items():
         if name in metrics:
-            rows.append((name, "-" if metrics[name] is None else format_perplexity(metrics[name], decimals)))
+            rows.append((name, "-" if metrics[name] is None else format_number(metrics[name], decimals)))
     rows += metrics["signatures"].items()
     rows += [("alignment picture", path) for path in sorted(results.glob("alignment_*.png"))[:1]]
     rows += [("results", results.parent), ("run", run), ("page", results / "report.html")]

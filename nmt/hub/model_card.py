@@ -8,7 +8,6 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from nmt.config import TrainRun
@@ -71,7 +70,7 @@ class Score(NamedTuple):
 
 
 def build_model_card(loaded: LoadedModel, repository: str, license: str) -> str:
-    """Return the text of README.md for a model that is published as `OWNER/NAME`."""
+    """Return the text of README.md for a model that is published as `OWNER/NAME`, with settings to be published."""
     config, tokenizer, scores = loaded.config, loaded.tokenizer, list(read_scores(loaded))
     source, target = map(escape, config.data.languages)
     text = TEXT.format(
@@ -125,12 +124,11 @@ def build_metadata(config: TrainRun, scores: list[Score], repository: str, licen
 
 
 def describe_data(config: TrainRun) -> str:
-    """Return the name of the training corpus, without its place on this machine."""
+    """Return the name of the training corpus."""
     data = config.data
     if data.format == "toy" or data.path is None:
         return "built-in corpus of nmt"
-    name = data.path if data.format == "hub" and not Path(data.path).is_absolute() else Path(data.path).resolve().name
-    return name if data.subset is None else f"{name}, {data.subset}"
+    return data.path if data.subset is None else f"{data.path}, {data.subset}"
 
 
 def read_scores(loaded: LoadedModel) -> Iterator[Score]:

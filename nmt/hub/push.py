@@ -35,10 +35,11 @@ def push_model(path: str, address: str, license: str | None, average: int = 1) -
         )
     repository, _ = parse_address(address)
     loaded = load_model(path, average)
+    published = loaded._replace(config=strip_local_paths(loaded.config))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary, "model")
-        export_model(loaded.model, loaded.tokenizer, strip_local_paths(loaded.config), folder)
-        (folder / CARD_FILE).write_text(build_model_card(loaded, repository, license), encoding="utf-8")
+        export_model(published.model, published.tokenizer, published.config, folder)
+        (folder / CARD_FILE).write_text(build_model_card(published, repository, license), encoding="utf-8")
         return upload(folder, address, EXPORTED_FILES, "Upload model")
 
 

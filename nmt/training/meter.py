@@ -83,7 +83,7 @@ class ProgressMeter:
         loss: in nats per target token, without label smoothing; ppl: perplexity; accuracy: of target tokens.
         tokens_per_second: on both sides; target_tokens_per_second.
 
-        All failures must have been read.
+        `count_failures` must have read every update.
         """
         seconds = time.perf_counter() - self.started
         self.seconds += seconds

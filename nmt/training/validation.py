@@ -20,7 +20,7 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.decoding.alignment import extract_links
 from nmt.decoding.batches import default_batch_tokens, run_in_batches
 from nmt.decoding.translator import Translator
-from nmt.evaluation.metrics import LinkCounts, bleu, format_perplexity, sentence_chrf
+from nmt.evaluation.metrics import LinkCounts, bleu, format_number, sentence_chrf
 from nmt.evaluation.report import build_pair
 from nmt.model.out_of_memory import run_unless_out_of_memory
 from nmt.model.seq2seq import Seq2Seq
@@ -59,7 +59,7 @@ def validate(state: TrainState) -> dict[str, Any]:
     write_event(state.folder / SAMPLES_FILE, event | {"pairs": pairs})
     attention = {"AER": scores["aer"], "attention entropy": scores["entropy"]}
     log.info(
-        f"validation at step {state.progress.step}: loss {scores['loss']:.3f}, ppl {format_perplexity(scores['ppl'])}, "
+        f"validation at step {state.progress.step}: loss {scores['loss']:.3f}, ppl {format_number(scores['ppl'])}, "
         f"accuracy {scores['accuracy']:.1%}, BLEU {scores['bleu']:.2f}"
         + "".join(f", {name} {value:.3f}" for name, value in attention.items() if value is not None)
         + f" ({time.perf_counter() - started:.0f} s)"

@@ -46,7 +46,7 @@ def make_run(corpus: Path, **data: object) -> TrainRun:
 
 
 @pytest.mark.parametrize("sampling", [0.0, 0.3])
-def test_batches_contain_alignment_targets(corpus: Path, tmp_path: Path, sampling: float) -> None:
+def test_batches_contain_alignment_targets(corpus: Path, sampling: float) -> None:
     run = make_run(corpus)
     pairs = load_pairs(run.data, "train")
     gold = get_gold_links(pairs)
@@ -83,7 +83,7 @@ def test_guidance_loss_is_minimal_at_targets() -> None:
     assert guidance_loss(torch.zeros(2, 3, 4), alignment_BTS.float()).isfinite()
 
 
-def test_alignment_targets_with_normalization(tmp_path: Path) -> None:
+def test_alignment_targets_with_normalization() -> None:
     """Links count words of the original text, where nmt_nfkc splits at no-break spaces and drops zero-width spaces."""
     pairs = [("10\u00a0000 Euro bar", "10\u00a0000 euros cash"), ("\u200b a▁b c", "d e"), ("ohne Links", "no links")]
     tokenizers = [
@@ -171,7 +171,7 @@ def test_guided_alignment_lowers_aer(tmp_path: Path) -> None:
     assert error_rates[1] < error_rates[0] - 0.1
 
 
-def test_invalid_gold_links_are_rejected(corpus: Path, tmp_path: Path) -> None:
+def test_invalid_gold_links_are_rejected(corpus: Path) -> None:
     with pytest.raises(UserError, match="data.alignments=links needs data.format=text"):
         make_run(corpus, format="tsv")
     run = make_run(corpus, alignments="nothing")

@@ -139,7 +139,7 @@ def test_upload_errors(hub: FakeHub, run: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 # ------------------------------------------------------------------------------------------------------------ the card
-def test_card_states_languages_license_scores_and_data(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_card_states_languages_license_scores_and_data(run: Path) -> None:
     loaded = load_model(str(run))
     metadata, text = read_card(build_model_card(loaded, "owner/de-en", "cc-by-4.0"))
     assert metadata["language"] == ["de", "en"] and metadata["license"] == "cc-by-4.0"
@@ -194,7 +194,7 @@ def test_hostile_names_cannot_inject_into_the_card(text: str, run: Path) -> None
     assert "\x1b" not in card and "\u202e" not in card
 
 
-def test_local_paths_are_not_published(run: Path, tmp_path: Path) -> None:
+def test_local_paths_are_not_published(run: Path) -> None:
     config = load_model(str(run)).config
     data = replace(config.data, path="/home/me/secret/corpus", cache="/home/me/cache")
     stripped = strip_local_paths(replace(config, data=data, init_from="/home/me/secret/parent"))

@@ -413,9 +413,7 @@ CRAFTED: dict[str, tuple[Change, str]] = {
 }
 
 
-def test_control_characters_are_escaped_in_output(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_control_characters_are_escaped_in_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Errors, the log and printed text are escaped. Output files are not."""
     evil = "\x1b]0;title\x07 \x9b31m \r \u202e"
     log_to_stderr()

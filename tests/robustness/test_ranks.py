@@ -179,7 +179,7 @@ def test_translate_does_not_depend_on_number_of_ranks(home: Path, corpus: Path, 
         assert len((tmp_path / "1" / case).read_text().splitlines()) >= len(lines), case
 
 
-def test_evaluate_does_not_depend_on_number_of_ranks(home: Path, corpus: Path, tmp_path: Path) -> None:
+def test_evaluate_does_not_depend_on_number_of_ranks(home: Path, tmp_path: Path) -> None:
     metrics, files = [], []
     for count in (1, 2):
         folder = tmp_path / str(count)

@@ -161,9 +161,7 @@ def test_large_vocabularies_use_int32_ids(run: Run, tokenizer: Tokenizer, monkey
     assert large.source.ids.dtype == np.int32 and large.source.ids.tolist() == small.source.ids.tolist()
 
 
-def test_text_key_is_independent_of_format_and_chunks(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_text_key_is_independent_of_format_and_chunks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     texts = [("Äa", "b"), ("", "c\u2028 d"), ("efg", "")] * 20
     folder = tmp_path / "data"
     folder.mkdir()
@@ -216,7 +214,7 @@ def test_very_long_lines_are_excluded_from_tokenizer_training() -> None:
         train_tokenizer(long_lines, long_lines, config, 100)
 
 
-def test_tokenizer_is_cached_by_text_and_settings(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_tokenizer_is_cached_by_text_and_settings(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     pairs, config = make_random_corpus(300), run()
     config.tokenizer.vocab_size = 280

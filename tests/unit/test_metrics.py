@@ -8,7 +8,7 @@ from nmt.evaluation.metrics import (
     bleu,
     bleu_by_length,
     compute_scores,
-    format_perplexity,
+    format_number,
     paired_bootstrap,
     sentence_chrf,
 )
@@ -63,10 +63,10 @@ def test_exact_matches_signatures_and_empty_corpus(caplog):
     assert compute_scores([], []) == empty and bleu([], []) is None
 
 
-def test_format_perplexity():
+def test_format_number():
     values = [1.0, 12.345, 999_999.0, math.exp(700), math.inf, math.nan]
     expected = ["1.00", "12.35", "999999.00", "1.01e+304", "inf", "nan"]
-    assert [format_perplexity(value) for value in values] == expected
+    assert [format_number(value) for value in values] == expected
 
 
 def test_paired_bootstrap_detects_differences():

@@ -16,8 +16,8 @@ from nmt.model.transformer import TransformerEncoder, encode_positions
 pytestmark = pytest.mark.usefixtures("kernels")
 
 
-def make_encoder(hidden: int = 8, **changes: Any) -> TransformerEncoder:
-    settings = dict(encoder="transformer", embed=6, hidden=hidden, feed_forward=10, dropout=0.0, encoder_layers=3)
+def make_encoder(**changes: Any) -> TransformerEncoder:
+    settings = dict(encoder="transformer", embed=6, hidden=8, feed_forward=10, dropout=0.0, encoder_layers=3)
     self_attention = SelfAttentionConfig(**{"heads": 2} | changes)
     encoder = TransformerEncoder(ModelConfig(**settings, self_attention=self_attention)).double()
     randomize_(encoder, 0.4)
