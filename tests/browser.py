@@ -91,15 +91,17 @@ class Browser:
 
     def open(self, url: str) -> None:
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=0, y=0)
-        self.events.clear()
-        self.call("Page.navigate", url=url)
-        while not any(event["method"] == "Page.loadEventFired" for event in self.events):
-            self.receive()
+        for address in ("about:blank", url):  # the page before may still fail to reach a server that has ended
+            self.events.clear()
+            self.call("Page.navigate", url=address)
+            while not any(event["method"] == "Page.loadEventFired" for event in self.events):
+                self.receive()
 
     def requests(self) -> list[str]:
         """Return the addresses that the page has requested, and check that it caused no message and no error."""
         messages = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
-        assert not [event for event in self.events if event["method"] in messages]
+        found = [event for event in self.events if event["method"] in messages]
+        assert not found, found
         events = [event["params"] for event in self.events if event["method"] == "Network.requestWillBeSent"]
         return [event["request"]["url"] for event in events]
 
