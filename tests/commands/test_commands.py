@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from builders import (
     run_error,
     run_in_folder,
     run_in_new_process,
+    run_nmt,
     run_ok,
 )
 
@@ -238,10 +240,10 @@ def test_training_is_deterministic_and_resume_is_exact(
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     common = ("data=text", f"data.path={small_corpus}", *TINY_SETTINGS, "tokenizer.sampling=0.1", "train.accumulate=2")
 
-    def train_until(steps: int, name: str, resume: str) -> str:
+    def train_until(steps: int, name: str, resume: str, run: Callable[..., Any] = run_in_new_process) -> str:
         """Train in a new Python process and return standard error."""
         settings = (f"name={name}", *common, "train.log_every=2", f"train.max_steps={steps}", f"resume={resume}")
-        done = run_in_new_process("train", *settings, folder=tmp_path)
+        done = run("train", *settings, folder=tmp_path)
         assert done.returncode == 0, done.stderr.decode()
         return done.stderr.decode()
 
@@ -256,7 +258,7 @@ def test_training_is_deterministic_and_resume_is_exact(
     events = [read_events_without_speeds(run) for run in (whole, stopped)]
     assert events[0][0] == events[1][0] and events[0][-1] == events[1][-1]
     assert "max_steps: 5\n" in (stopped / "config.yaml").read_text()
-    assert "is already finished" in train_until(5, "whole", "auto")
+    assert "is already finished" in train_until(5, "whole", "auto", run=run_nmt)
 
 
 def test_train_rejects_existing_run_folder(home: Path, corpus: Path) -> None:
