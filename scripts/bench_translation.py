@@ -3,10 +3,9 @@
 python scripts/bench_translation.py data=DIR run=runs/NAME eole=FOLDER/model/step_N
 
 The models are those of `scripts/bench_quality.py`: a run of nmt, and the best epoch of Eole, whose folder that script
-prints. Both commands take turns to translate the test set `rounds` times, with no length penalty: with beam 5, and
-greedily; nmt with its default batches, Eole with 64 sentences per batch. A time is that of the whole command minus that
-of the same command on one line, so loading does not count. nmt also tokenizes and detokenizes, Eole is given pieces.
-Medians and their ratios are printed.
+prints. They take turns to translate the test set `rounds` times, without length penalty: with beam 5, and greedily; nmt
+with its default batches, Eole with 64 sentences per batch. A time is that of the whole command minus that of the same
+command on one line, so loading does not count. nmt also tokenizes and detokenizes, Eole is given pieces.
 
 Other settings: source=de target=en rounds=5, folder=runs/bench_translation (for all files).
 """
